@@ -1,1 +1,1 @@
-"""The sections of a recipe, one dataclass each, and how YAML and key=value become them."""
+"""The sections of a recipe, one dataclass each, and the parser that reads them from YAML and `key=value` overrides."""

@@ -1,4 +1,4 @@
-"""The rule on choices that go together: needs are provided, imposed properties are taken, and nothing goes to waste."""
+"""Checks that the sections of a recipe fit together: explorer, row maker, credit, reward model and evaluation."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ IMPOSED = {
     "cut-branches": "branches that are not over",
     "dependent-branches": "branches at turns that depend on the other samples of the task",
 }
-"""Property of an explorer's episodes that the parts which read them must accept, with its description."""
+"""Properties that an explorer's episodes may have, with descriptions. A row maker, credit or selector that reads the
+episodes must accept each property."""
 _PROVIDED = {
     "tree": "a tree",
     "regular-branches": "branches at regular turns",
     "turn-branches": "branches at every turn (explore.every=1)",
 }
-"""Description of the episodes that an explorer provides, where it differs from the name."""
+"""Descriptions, in messages, of kinds of episodes that an explorer provides. A kind that is missing here is described
+by its name."""
 
 Needs = Iterable[str | Collection[str]]
-"""Needs of a reader of the explorer; of a collection any one will do."""
+"""Kinds of episodes that a reader needs from the explorer. Of a collection of kinds, one kind is enough."""
 
 
 def explorer_name(recipe: Recipe) -> str:
-    """Return the name of the explorer of a recipe that explores."""
+    """Return the name of a recipe's explorer. The recipe must have one."""
     return name_of(table("explorers"), type(recipe.explore))
 
 
 def providers(*needs: str) -> list[str]:
-    """Return the explorers that provide any of these with their default settings."""
+    """Return the names of explorers that, with default settings, provide any of the needed kinds of episodes."""
     return [name for name, one in _explorers().items() if not one.traits.provides.isdisjoint(needs)]
 
 
 def _explorers() -> dict[str, ExploreSettings]:
-    """Return the explorers with their default settings, without explorers that have a setting without a default."""
+    """Return the explorers with default settings, by name. Explorers with a setting without default are left out."""
     found = {name: at_defaults(entry) for name, entry in table("explorers").items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
-    """Return why a reader cannot read the explorer's episodes; None if it can.
+    """Return a message that says why a reader cannot use the explorer's episodes; None if it can.
 
     Args:
-        recipe: With an explorer.
-        reader: Who reads, such as `rows.name=tree-pairs`.
-        needs: What it needs of the explorer.
-        takes: Properties of episodes that it takes, of `IMPOSED`.
+        recipe: A recipe with an explorer.
+        reader: The reader in the words of the message, such as `rows.name=tree-pairs`.
+        needs: Kinds of episodes that the reader needs from the explorer.
+        takes: Properties of episodes that the reader accepts; see `IMPOSED`.
     """
     assert recipe.explore is not None
     name, traits = explorer_name(recipe), recipe.explore.traits
@@ -80,7 +82,7 @@ def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) ->
 
 
 def _without(explorer: ExploreSettings, imposed: str) -> str:
-    """Return how to have episodes without a property: the setting that brings it, else another explorer."""
+    """Return the remedy against a property of the episodes: a setting to change, else another explorer to choose."""
     for each in fields(explorer):
         default: Any = each.default_factory() if each.default_factory is not MISSING else each.default
         if default is MISSING:
@@ -93,9 +95,9 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
 
 
 def explorer_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why rows and evaluation cannot read the episodes of a recipe's explorer.
+    """Yield messages about an explorer whose episodes the row maker or the evaluation cannot use.
 
-    What a credit reads is checked before work, as it may need torch.
+    The needs of a credit are checked elsewhere, since credits may import torch.
     """
     explorer = recipe.explore
     if explorer is None:
@@ -129,7 +131,7 @@ def explorer_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def row_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield how sections contradict the rows of the alignment."""
+    """Yield messages about sections that contradict the row maker."""
     grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
     if recipe.reward_model is not None and not grouped:
         yield "reward.model is read by credits of groups alone; take rows.name=groups, or leave it out."

@@ -1,4 +1,4 @@
-"""The section `evaluate` of a recipe: the tasks that score policies, the decoding, and best-of-n selection."""
+"""The section `evaluate` of a recipe: held-out tasks, decoding and best-of-n selection."""
 
 from __future__ import annotations
 
@@ -14,44 +14,46 @@ from perturn.types import Sampling
 
 SELECT = "evaluate.select"
 _SAMPLES = {"episodes": 8, "actions": 4}
-"""Number of candidates of each choice, unless the recipe sets it."""
+"""Default number of candidates of a selector, by the kind of candidate."""
 
 
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """The candidates of a selector: settings that `evaluate.select` has besides the selector's own."""
+    """Settings of `evaluate.select` about the candidates, which every selector has besides its own settings."""
 
     among: Literal["episodes", "actions"] = "episodes"
-    """Play each task several times and score one of its episodes; or sample several actions at each turn, and play one
-    of them."""
+    """Kind of candidate. episodes: play each task several times and score one of its episodes. actions: sample several
+    actions at each turn and execute one of them."""
     samples: Annotated[int, SEVERAL] | None = None
-    """Episodes of each task, or actions at each turn; None: 8 episodes, or 4 actions."""
+    """Number of candidates: episodes of each task, or actions at each turn. None: 8 episodes or 4 actions."""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score every policy of the run on the same held-out tasks."""
+    """Evaluate every policy of the run on the same held-out tasks."""
 
     tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
     sampling: Sampling | None = None
-    """How actions are decoded; None: as in the protocol, else greedily. A score records where it departs from its
-    protocol."""
+    """Decoding of actions. None: the protocol's decoding, else greedy. The result of the evaluation records each
+    departure from the protocol."""
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
-    """Score the policy after every `every` iterations, and after the last iteration."""
+    """Number of iterations between two evaluations. The policy of the last iteration is always evaluated."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task; all are scored. With several, pass^k is reported: the probability that k of them
-    all succeed. They need a temperature above 0, or an environment or user that is not deterministic."""
+    """Number of episodes of each task, all of which are scored. With several episodes, pass^k is reported: the
+    probability that k episodes of a task all succeed. Several episodes need a temperature above 0, or an environment or
+    user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
-    """`name` of the selector that chooses one of several candidates, at a temperature above 0; the candidates; and its
-    settings. None: each task is played once, and one action is sampled at each turn."""
+    """`name` of the selector that chooses one of several candidates (best-of-n), the settings of the candidates, and
+    the selector's own settings. The temperature must be above 0. None: no selection; each turn samples one action."""
     turns: TurnControl | None = None
-    """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
+    """Settings that replace the protocol's turn limit: a limit, reminders of it, and extensions on demand. None: the
+    protocol's limit."""
 
     distance: Literal["shortest", "searching"] | None = None
-    """Measure the turns left to a success around each turn, in this sense, so that errors of the scored episodes
-    are wrong turns. The world must know it. None: errors are invalid turns."""
+    """Measure of the distance to a success, which the environment must know. A turn of an evaluated episode then counts
+    as an error if it does not reduce the distance. None: only invalid turns count as errors."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -66,12 +68,12 @@ class Evaluate:
             object.__setattr__(self, "select", {**self.select, **whole})
 
     def candidates(self, among: Literal["episodes", "actions"]) -> int:
-        """Return how many episodes of each task are played, or how many actions are sampled at each turn."""
+        """Return the number of candidates of the given kind: of episodes for each task, or of actions at each turn."""
         return int(self.select["samples"]) if self.select and self.select["among"] == among else 1
 
     @property
     def needs(self) -> frozenset[str]:
-        """The needs of the selector, as `perturn.select.SelectorTraits` names them; empty without a selector."""
+        """Needs of the selector, in the words of `perturn.select.SelectorTraits`; empty without a selector."""
         if self.select is None:
             return frozenset()
         traits: Any = locate("perturn.select.lookup:traits_of")(self.select)

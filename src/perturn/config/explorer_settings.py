@@ -1,4 +1,4 @@
-"""Common part of all explorers: settings of their episodes, and their traits."""
+"""Settings and traits that all explorers have in common."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from perturn.needs import Need
 from perturn.types import Sampling
 
 EXPLORER = EntryOf("explorers", default="rollouts")
-"""Mark of the section `explore`."""
+"""Mark of the recipe's field `explore`, whose `name` picks an explorer."""
 
 
 @dataclass(frozen=True)
 class ExplorerTraits:
-    """Traits of an explorer, from which stages, checks and the alternatives in messages follow."""
+    """Traits that an explorer declares. The stages of a run and the checks of a recipe follow from these traits."""
 
     provides: frozenset[str] = frozenset()
-    """Kinds of episodes it provides besides plain rollouts, such as branches or tree; row makers and credits need some
-    of them."""
+    """Kinds of episodes that the explorer provides besides plain rollouts, such as branches or tree. A row maker or
+    credit may need some of these kinds."""
     imposes: frozenset[str] = frozenset()
-    """Properties of its episodes that row makers and credits must accept; see
+    """Properties of the episodes that row makers and credits must accept; see
     `perturn.config.compatibility.IMPOSED`."""
     policy: str | None = None
-    """Policy that plays the rounds after the first one: base or sft; None: the policy that explored."""
+    """Policy that plays the rounds after the rollouts: base or sft. None: the policy that played the rollouts."""
     expert: bool = False
-    """Whether it reads the expert's episodes of the explored tasks."""
+    """Whether the explorer reads the expert's episodes of the explored tasks."""
     resumes_earlier: bool = False
-    """Whether its rollouts include unfinished episodes of the iteration before."""
+    """Whether the rollouts also resume unfinished episodes of the previous iteration."""
     reads_policy: bool = False
-    """Whether its `needs` are computed by the policy that explored. The chosen turns are then stored before the
-    episodes are played."""
+    """Whether the explorer's `needs` are computed with the weights of the exploring policy. The chosen turns are then
+    stored before the episodes are played."""
     source: str | None = None
-    """File that its episodes are read from; None: they are played."""
+    """File of recorded episodes. None: the episodes are played."""
 
 
 @dataclass(frozen=True)
 @bounded
 class ExploreSettings:
-    """Settings of every explorer: which tasks are played, how often and how."""
+    """Settings of every explorer: the tasks to play, and the number and decoding of their episodes."""
 
     tasks: Tasks = field(default_factory=Tasks)
     per_iteration: Annotated[int, COUNT] | None = None
-    """Tasks of one iteration, taken in order from a list that is shuffled with the seed; when too few are left, the
-    list is shuffled again. None: each iteration plays the whole list."""
+    """Number of tasks in one iteration. The tasks are taken in order from the task list, shuffled with the run's seed.
+    When too few tasks are left, the list is shuffled again. None: each iteration plays all tasks."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task: the size of a group."""
+    """Number of episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     concurrency: Annotated[int, COUNT] = 16
-    """Episodes played at the same time."""
+    """Number of episodes played at the same time."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Traits of the episodes; plain rollouts by default."""
+        """Traits of the explorer; by default, an explorer that plays plain rollouts."""
         return ExplorerTraits()
 
     @property
     def needs(self) -> tuple[str | Need, ...]:
-        """Quantities of the explored episodes that it reads."""
+        """Quantities of the explored episodes that the explorer reads."""
         return ()
 
     @property
     def rounds(self) -> int:
-        """Rounds of play after the rollouts, in the stage `branch`; each sees the episodes of the rounds before."""
+        """Number of rounds after the rollouts, in the stage `branch`. Each round sees the rounds before it."""
         return 0

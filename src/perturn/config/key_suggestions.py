@@ -1,4 +1,4 @@
-"""Suggestions for keys and names that do not exist."""
+"""Messages about unknown keys and names of a recipe, with suggestions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from perturn.table import Table, missing_methods
 from perturn.table_index import LISTED, TABLES, table
 
 _MOST_SHOWN = 2
-"""Places that a message names for a key that belongs elsewhere."""
+"""Largest number of sections that a message names for a key of another section."""
 _MOST_ENTRIES = 6
-"""Entries of a table that a message names for a setting that they have."""
+"""Largest number of table entries that a message names for a setting of other entries."""
 _FIRST = ("align", "sft", "explore", "evaluate")
-"""Sections that are named first where a key is in several."""
+"""Sections that a message names first, if several sections have a key."""
 _LONGEST = 200
-"""Characters of a key that a message repeats."""
+"""Largest number of characters of a key that a message repeats."""
 
 
 def entry_of(hint: Any) -> EntryOf | None:
-    """Return the mark of a field that picks an entry of a table; None: the field picks none."""
+    """Return the `EntryOf` mark of a type hint; None if the field does not pick an entry of a table."""
     return next((mark for mark in marks(hint) if isinstance(mark, EntryOf)), None)
 
 
 def keys_of(kind: Any, where: str = "") -> Iterator[str]:
-    """Yield all dotted keys of a settings dataclass: sections, their keys, and `name` where it picks from a table.
+    """Yield all dotted keys of a settings dataclass: sections, their keys, and `name` of sections that pick an entry.
 
-    Of a section that is parsed into an entry these are the keys of all entries of its table.
+    A section that is parsed into an entry of a table yields the keys of all entries of this table.
 
     Args:
         kind: The dataclass.
-        where: Dotted path that its keys begin with.
+        where: Dotted path at the start of each key.
     """
     hints = hints_of(kind)
     for field in dataclasses.fields(kind):
@@ -51,7 +51,7 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
 
 
 def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of a settings dataclass that pick an entry, such as `rows.name`, each with its table."""
+    """Yield each dotted key that picks an entry, such as `rows.name`, with the name of the table."""
     hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
@@ -63,7 +63,7 @@ def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield the dataclasses within a type, but not those within a list or a mapping."""
+    """Yield the dataclasses in a type hint, except dataclasses in a list or a mapping."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
     elif typing.get_origin(hint) not in (list, tuple, dict, Sequence, Mapping):
@@ -82,17 +82,19 @@ def unknown_key(
     typed: str | None = None,
     picked: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """Return the message about a key that does not exist, with the key that was meant.
+    """Return the message about an unknown key, with the key that the user probably meant.
 
     Args:
         key: Dotted path of the key.
-        value: Its value; a mapping with a single key tells the rest of an override such as `align.los.name=dpo`.
-        siblings: Dotted keys that its section has.
+        value: Value of the key. A mapping with one key is the rest of an override, such as `name=dpo` of
+            `align.los.name=dpo`.
+        siblings: Dotted keys that the section of the key has.
         every: All dotted keys of the recipe.
-        further: Keys that the section has too, such as `name`, which is listed if there is no other one.
-        others: Names of entries of the section's table that have such a setting.
-        typed: The whole key as it was written, which the message then shows; None: the key.
-        picked: Keys that pick an entry, each with its table, as `picks` yields them.
+        further: More keys of the section, such as `name`. The message lists `name` only if the section has no other
+            key.
+        others: Names of the entries in the section's table that have a setting of this name.
+        typed: The whole key as the user wrote it, for the message. None: the key itself.
+        picked: Keys that pick an entry, each with the name of its table, from `picks`.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if not others and (peer := peers().get(last)) is not None:
@@ -113,13 +115,13 @@ def unknown_key(
 
 
 def _listed(siblings: Sequence[str], further: Sequence[str]) -> list[str]:
-    """Return the keys of a section that a message lists: `name` only where there is no other one."""
+    """Return the keys of a section for a message, with `name` only if there is no other key."""
     every = sorted([*siblings, *further])
     return [each for each in every if each in siblings or each.rpartition(".")[2] != "name"] or every
 
 
 def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
-    """Return the word that picks the entry named like a key's last part, such as `rows.name=groups` for `groups`."""
+    """Return the override that picks the entry named like a key's last part: `rows.name=groups` for `groups`."""
     section, _, last = key.rpartition(".")
     for path, kind in picked:
         if path.startswith(section) and (name := closest(last, table(kind), cutoff=0.85)):
@@ -128,14 +130,14 @@ def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
 
 
 def _of_others(key: str, others: Sequence[str]) -> str:
-    """Return which entries have a setting that the chosen one lacks."""
+    """Return the part of a message that names the entries with a setting that the chosen entry lacks."""
     section, _, last = key.rpartition(".")
     more = f" and {len(others) - _MOST_ENTRIES} more" if len(others) > _MOST_ENTRIES else ""
     return f"{last} is a setting of {section}.name={' or '.join(others[:_MOST_ENTRIES])}{more}."
 
 
 def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
-    """Return the message about a name that a table lacks: the name that was meant, or the table that has it.
+    """Return the message about an unknown name: the name that was probably meant, or the table that has the name.
 
     Args:
         where: Dotted path of the section.
@@ -155,7 +157,7 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
 
 
 def _rest(value: Any) -> list[str]:
-    """Return the keys below a key, where there is one at each level."""
+    """Return the keys of nested mappings, down to the first mapping that has not exactly one key."""
     found: list[str] = []
     while isinstance(value, Mapping) and len(value) == 1:
         key, value = next(iter(value.items()))
@@ -164,7 +166,7 @@ def _rest(value: Any) -> list[str]:
 
 
 def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return keys with the same last part in other sections: first within the key's section, then in the usual ones."""
+    """Return keys with the same last part: first from below the key's section, then from the sections of `_FIRST`."""
     section, _, last = key.rpartition(".")
     within = [section] if section else []
     first = list(dict.fromkeys((*within, *_FIRST)))
@@ -176,7 +178,7 @@ def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]
 
 
 def _completed(key: str, rest: Sequence[str], known: Sequence[str]) -> str:
-    """Return a key with the keys below it, each as it was probably meant."""
+    """Return a key joined with the keys below it, each replaced by the closest known key."""
     for part in rest:
         below = [each for each in known if each.rpartition(".")[0] == key]
         key = closest(f"{key}.{part}", below) or f"{key}.{part}"

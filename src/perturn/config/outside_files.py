@@ -1,4 +1,4 @@
-"""Find the settings of a recipe that name files outside its run folder; each setting declares this at its field."""
+"""Find the settings of a recipe that name files outside its run folder, by the marks on their fields."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _WRITTEN = re.compile(
 
 @dataclass(frozen=True)
 class Named:
-    """A setting that names an input from outside."""
+    """A setting that names an input from outside the run folder."""
 
     setting: str
-    """Its dotted key, such as `rows.path`, or `environment.questions.train`."""
+    """Dotted key, such as `rows.path` or `environment.questions.train`."""
     text: str
-    """The text that it holds."""
+    """Value of the setting, such as a path."""
     kind: str
-    """Kind of the text; see `perturn.bounds.Outside`."""
+    """Kind of the value; see `perturn.bounds.Outside`."""
 
 
 def written(name: str) -> bool:
-    """Return whether a setting or a file, which is not declared as an input, looks like an output by its name."""
+    """Return whether the name of a setting or file suggests an output, such as a log or a cache."""
     return _WRITTEN.search(name) is not None
 
 
 def named_inputs(recipe: Recipe) -> list[Named]:
-    """Return the settings of a recipe that may name files from outside its run folder.
+    """Return the settings of a recipe that may name files outside its run folder.
 
-    Settings of an own class (`file.py:Class`) declare nothing, so each text among them may name a file.
+    The settings of a user's class (`file.py:Class`) have no marks, so each text among them may name a file.
     """
     found = _within(recipe, type(recipe), "")
     return [each for each in found if recipe.base is None or each.setting != "model.name"]
 
 
 def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
-    """Yield the inputs that a value names, by the marks of its type."""
+    """Yield the inputs that a value names, found by the marks of its type hint."""
     found = list(marks(hint))
     outside = next((each for each in found if isinstance(each, Outside)), None)
     entry = next((each for each in found if isinstance(each, EntryOf)), None)
@@ -73,7 +73,7 @@ def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Name
 
 
 def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterator[Named]:
-    """Yield the inputs of a section that names an entry of a table, or a class of the user's own."""
+    """Yield the inputs of a section whose `name` is an entry of a table or a class of the user's."""
     name = str(section.get("name"))
     shared = {each.name for each in dataclasses.fields(entry.shared)} if entry.shared else set()
     settings = {key: value for key, value in section.items() if key not in ("name", *shared)}
@@ -85,7 +85,7 @@ def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterato
 
 
 def _texts(value: Any, kind: str, where: str) -> Iterator[Named]:
-    """Yield each text within a value, with its key."""
+    """Yield each text in a value as an input. A text in a list or mapping has its own dotted key."""
     items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
         items = ((f"{where}.{key}", each) for key, each in value.items())

@@ -1,4 +1,4 @@
-"""From YAML and key=value words to settings and back; an unknown key is an error."""
+"""Convert YAML and `key=value` overrides to settings, and settings to YAML. An unknown key is an error."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from perturn.table_index import table as table_of
 T = TypeVar("T")
 
 _ENTRIES = {"explore": EXPLORER, "rows": ROWS}
-"""Sections of a recipe that are parsed into an entry."""
+"""Sections of a recipe that are parsed into an entry of a table."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
-"""Parts of a key in an override."""
+"""Largest number of sections in the key of an override."""
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
 _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
 
 def refuse_secrets(data: Any) -> None:
-    """Reject a value that looks like an API key, without showing it: a recipe is copied into runs and reports."""
+    """Reject a value that looks like an API key, without showing it. Recipes are copied into runs and reports."""
     for where, key, value in _leaves(data):
         if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
             raise ConfigError(
@@ -50,7 +50,7 @@ def refuse_secrets(data: Any) -> None:
 
 
 def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, name of the setting, value) of each value that is neither a mapping nor a list."""
+    """Yield `(dotted path, name of the setting, value)` for each value that is neither a mapping nor a list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield from _leaves(value, _join(where, str(name)), str(name))
@@ -62,12 +62,12 @@ def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, st
 
 
 def to_yaml(recipe: Any) -> str:
-    """Return the resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    """Return the resolved recipe as YAML that `read_recipe` reads back. Characters that break lines are escaped."""
     return yaml.dump(to_mapping(recipe), Dumper=_DUMPER, sort_keys=False)
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
-    """Return settings as nested mappings from which `parse` makes them again; an entry's `name` comes first."""
+    """Return settings as nested mappings, which `parse` turns back into settings. An entry's `name` comes first."""
     found, hints = dataclasses.asdict(settings), hints_of(type(settings))
     for name in found:
         value, mark = getattr(settings, name), entry_of(hints[name])
@@ -87,19 +87,19 @@ def parse(
     table: Mapping[str, Any] | None = None,
     guarded: bool = False,
 ) -> T:
-    """Make a settings dataclass from a mapping, nested ones included; or any class made with keyword arguments.
+    """Make a settings dataclass, nested dataclasses included, or another class from a mapping of keyword arguments.
 
     Args:
         kind: The class.
-        data: Its keys and values, as YAML gives them.
+        data: Keyword arguments of the class, as YAML gives them.
         where: Dotted path of the mapping in the recipe, for messages.
-        also: Further keys that the section has, for messages.
-        root: The dataclass of the whole recipe, for messages; None: this one.
-        table: The table with the class, for messages; None if it is in no table.
-        guarded: Whether every exception of the class is reported in one line, as for classes of other packages.
+        also: More keys of the section, for messages.
+        root: The dataclass of the whole recipe, for messages. None: `kind`, unless `where` is set.
+        table: The table that has the class, for messages. None if no table has it.
+        guarded: Whether to report every exception of the class in one line, as for classes of other packages.
 
     Raises:
-        ConfigError: The first thing that is wrong, in one line.
+        ConfigError: If a key or value is wrong; one line about the first fault.
     """
     settings, top = _settings(kind), root or (None if where else kind)
     hints, marked = hints_of(kind, marked=False), hints_of(kind)
@@ -131,7 +131,7 @@ def parse(
     try:
         with making(kind, f"{where}: ", passes):
             made = kind(**values)
-        check_values(values, marked)  # which a class of others may leave to us
+        check_values(values, marked)  # a class of another package may not check its own bounds
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
     return made
@@ -146,15 +146,15 @@ def build(
     root: Any = None,
     guarded: bool = True,
 ) -> Any:
-    """Make the object that the `name` of a section picks from a table, with the section's other keys.
+    """Make an object of the class that a section's `name` picks from a table. The other keys are its arguments.
 
     Args:
-        table: Name -> class.
+        table: Classes, by name.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
         also: Keys of the section that are not settings of the object.
         root: The dataclass of the whole recipe, for messages; None: the section is used alone.
-        guarded: Whether every exception of the class is reported in one line; else the caller reports it.
+        guarded: Whether to report every exception of the class in one line; otherwise the caller must report it.
     """
     _require_name(section, where, lambda: table)
     name = str(section.get("name"))
@@ -165,10 +165,10 @@ def build(
 
 
 def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:
-    """Return the entry that a section picks, or the default one where the section has no `name`.
+    """Return the entry that a section picks; the default entry if the section has no `name`.
 
     Args:
-        mark: The mark of the section's field, with a default.
+        mark: Mark of the section's field. It must have a default.
         section: `name` and settings, as YAML gives them.
         where: Dotted path of the section in the recipe.
         root: The dataclass of the whole recipe, for messages; None: the section is used alone.
@@ -178,10 +178,10 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
 
 
 def section_of(given: Any, where: str) -> Mapping[str, Any]:
-    """Return a function's argument as a section: it is a mapping, or the name alone.
+    """Return a function's argument as a section. The argument is a section already, or a name alone.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If the argument is neither a mapping nor a text.
     """
     if isinstance(given, str):
         return {"name": given}
@@ -190,7 +190,7 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
 
 
 def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any]]) -> None:
-    """Reject a section that picks from a table by a misspelt `name`, by null, or that is the name alone."""
+    """Reject a section that misspells the key `name`, sets it to null, or is no mapping, such as a name alone."""
     if isinstance(section, Mapping):
         if section.get("name", "") is None:
             raise ConfigError(f"{where}.name must be a name, got null. Known: {', '.join(sorted(table()))}.")
@@ -203,7 +203,7 @@ def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any
 
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
-    """Return the keyword arguments a class is made with, by name."""
+    """Return the keyword arguments of a class, by name."""
     found = inspect.signature(kind).parameters
     return {
         name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
@@ -211,7 +211,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return the validator of a type, cached unless an annotation of the class cannot be hashed."""
+    """Return the validator of a type hint. The validator is cached if the hint can be hashed."""
     try:
         hash(hint)
     except TypeError:
@@ -223,7 +223,7 @@ _made_once = lru_cache(maxsize=1000)(TypeAdapter)
 
 
 def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
-    """Turn one value into the type its field declares."""
+    """Convert one value to the type that its field declares."""
     _refuse_infinite(value, where)
     for part in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(part) and isinstance(part, type):
@@ -246,13 +246,13 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
 
 
 def _first_key(hint: Any) -> str:
-    """Return the first setting of the first dataclass of a type."""
+    """Return the name of the first setting of the first dataclass in a type hint."""
     part = next(each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each))
     return dataclasses.fields(part)[0].name
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of YAML as plain Python: its text if a text is expected, else its value."""
+    """Return a value of YAML as plain Python: its text if the field expects a text, else its value."""
     hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)
@@ -278,7 +278,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    """Return a mapping of YAML as plain Python, its values by the types that are expected of them."""
+    """Return a mapping of YAML as plain Python, each value by the type that the field expects."""
     shape = next((each for each in hints if typing.is_typeddict(each)), None)
     inner = next((args for each in hints if len(args := typing.get_args(each)) == 2), (Any, Any))
     by_key = typing.get_type_hints(shape) if shape is not None else {}
@@ -291,7 +291,7 @@ def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -
 
 
 def _refuse_infinite(value: Any, where: str) -> None:
-    """Reject numbers that are not finite, in lists and mappings too."""
+    """Reject numbers that are not finite, also in lists and mappings."""
     for path, _, each in _leaves(value, where):
         check_fit(not isinstance(each, float) or math.isfinite(each), path, "be a finite number", each)
 
@@ -301,7 +301,7 @@ def _join(where: str, key: str) -> str:
 
 
 def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
-    """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
+    """Apply overrides such as `a.b=value` to a recipe's mapping, in place. The values are YAML."""
     for word in words:
         path, equals, text = word.partition("=")
         must = "look like key=value, such as seed=1 or align.loss.beta=0.2"
@@ -311,13 +311,13 @@ def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
 
 
 def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None) -> None:
-    """Set a dotted key of a recipe's mapping, in place; sections that are missing are made.
+    """Set a dotted key of a recipe's mapping, in place. Missing sections are added.
 
     Args:
         data: The mapping.
-        path: Such as `align.loss.beta`.
-        value: Its value, which replaces all that was there.
-        word: The override that says so, for messages; None: the key alone does.
+        path: Dotted key, such as `align.loss.beta`.
+        value: New value of the key. It replaces the old value or section.
+        word: The whole override, for messages. None: messages show the key alone.
     """
     said = f"override {(word or path)[:200]!r}"
     *parents, last = path.split(".")
@@ -336,7 +336,7 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
 
 
 def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
-    """Drop the settings of a section that its entry has and another entry, which replaces it, lacks."""
+    """Drop the settings that a section's old entry has and its new entry `name` does not."""
     table, before = table_of(mark.table), str(section.get("name", mark.default))
     if before in table and name in table:
         for key in _settings(table[before]).keys() - _settings(table[name]).keys():
@@ -344,7 +344,7 @@ def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted keys."""
+    """Return nested settings as a flat dictionary from dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{where}.{key}" if where else str(key)

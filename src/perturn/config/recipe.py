@@ -1,4 +1,4 @@
-"""A recipe: all settings that are needed to repeat a run, read from a file and key=value words."""
+"""The recipe: all settings of a run, read from a YAML file and from `key=value` overrides."""
 
 from __future__ import annotations
 
@@ -38,69 +38,70 @@ from perturn.io.read_input import LONGEST_YAML, parse_yaml, read_text, user_path
 
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
 REWARD_MODEL = "reward.model"
-"""Section of the training of a reward model."""
+"""Dotted name of the section that trains a reward model."""
 _LONGEST_NAME = 200
-"""Bytes of a run's name; file systems allow 255."""
+"""Longest name of a run, in bytes; file systems allow 255."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings that are needed to repeat a run."""
+    """All settings of a run; the same recipe repeats the run."""
 
     name: Annotated[str, EFFORT]
-    """The run's folder under `output`."""
+    """Name of the run, and of its folder under `output`."""
     model: ModelSettings
     environment: Annotated[Section | None, EntryOf("environments")] = None
-    """`name` of an environment and its settings; None if no episodes are played."""
+    """`name` of the environment and its settings. None: the run plays no episodes."""
     protocol: ProtocolSettings | None = None
-    """The rules of an episode; None: the rules that the environment declares, else defaults, if episodes are played."""
+    """The rules of an episode. None: the rules that the environment declares, or else the defaults."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of the engine that answers prompts, and its settings."""
     backend: Annotated[Section, EntryOf("backends")] = field(default_factory=lambda: {"name": "local"})
     """`name` of the backend that trains policies, and its settings."""
     user: User | None = None
-    """The model that plays the user, where the environment asks for the user's turn. None: a script of the environment
-    plays the user."""
+    """The model that writes the user's turns when the environment asks for them. None: a script of the environment
+    writes them."""
     base: Base | None = None
-    """Makes the model from scratch; `model.name` is then `base`. None: the model exists already."""
+    """Settings to pretrain the model from scratch; `model.name` must then be `base`. None: the model exists already."""
     expert: Expert | None = None
-    """Expert episodes; None: the expert plays the tasks that `sft` and `rows` need."""
+    """Source of the expert episodes. None: the environment's expert plays the tasks that `sft` and `rows` need."""
     sft: Sft | None = None
-    """None: the policy starts as the base model, without SFT."""
+    """Settings of SFT. None: no SFT; the first iteration starts from the base model."""
     align: Align | None = None
-    """None: nothing is aligned."""
+    """Settings of the alignment, the training stage of each iteration. None: no alignment."""
     reward: Reward | None = None
-    """Rewards beside the environment's. None: only the environment gives rewards."""
+    """Further sources of rewards: a judge or a reward model. None: only the environment gives rewards."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
-    """`name` of the credit that weighs the turns of the alignment, and its settings; None: the credit of the loss's
-    paper."""
+    """`name` of the credit that assigns a weight to each turn of the alignment, and its settings. None: the credit that
+    the loss's paper uses."""
     explore: Annotated[ExploreSettings | None, EXPLORER] = None
-    """`name` of the explorer that samples the episodes of an iteration, and its settings; None: the explorer that
-    `rows` needs."""
+    """`name` of the explorer that samples the episodes of an iteration, and its settings. None: plain rollouts, if
+    `rows` needs explored episodes."""
     rows: Annotated[RowMaker | None, ROWS] = None
-    """`name` of the row maker that makes the training rows of the alignment, and its settings; None: the row maker that
-    `align` needs."""
+    """`name` of the row maker, which turns episodes into training rows for the alignment, and its settings. None:
+    `expert-pairs`, if there is an alignment."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
-    """None: nothing is scored."""
+    """Settings of the evaluation. None: no policy is evaluated."""
     iterations: Annotated[int, COUNT] = 1
-    """Number of iterations of exploration and alignment, each from the policy of the iteration before. ETO has three
-    iterations; online learning has many."""
+    """Number of iterations of exploration and alignment. Each starts from the policy of the iteration before. ETO uses
+    three iterations; online learning uses many."""
     staleness: Annotated[int, Bound(least=0)] = 0
-    """Versions of the policy that a token may be older than the policy that learns from it. 0: exploration and training
-    take turns. k: the next k iterations are explored while the policy trains, which then changes in the middle of
-    episodes."""
+    """Off-policy limit: largest number of versions between the policy that sampled a token and the policy that trains
+    on it. 0: exploration and training alternate. k > 0: the next k iterations are explored during training, so the
+    policy changes in the middle of episodes."""
     then: Annotated[Section | None, EFFORT] = None
-    """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
-    `NAME-then`. It has its own sections to train, and takes the others, such as `environment`, from this one."""
+    """Settings of a second recipe, which `perturn run` runs next, in the folder `NAME-then`. The second recipe starts
+    from the last policy of this recipe. It has its own training sections and takes other sections, such as
+    `environment`, from this recipe."""
     deterministic: bool = False
-    """Whether exploration and evaluation play blocks of `concurrency` episodes in lock-step, each from its first turn
-    to its last. Batches then never depend on timing. It costs throughput."""
+    """Whether exploration and evaluation play blocks of `concurrency` episodes in lock-step: a block ends before the
+    next one begins. Batches then do not depend on timing, but throughput is lower."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
-    """Where training's metrics go next to the run folder: tensorboard, trackio, wandb. None of the trackers changes the
-    run."""
+    """Trackers that receive the training metrics, besides the run folder: tensorboard, trackio or wandb. They do not
+    change the run."""
     seed: Annotated[int, SEED] = 0
     output: Annotated[str, EFFORT] = "runs"
 
@@ -111,7 +112,7 @@ class Recipe:
         self._complete()
 
     def _faults(self) -> Iterator[str]:
-        """Yield faults of names, and of the sections next to them."""
+        """Yield messages about wrong or missing names, and about settings that contradict them."""
         if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
             yield f"name must be usable as a folder name, got {self.name!r:.80}."
         for part in ("environment", "engine", "backend", "credit"):
@@ -130,21 +131,21 @@ class Recipe:
 
     @property
     def reward_model(self) -> RewardModel | None:
-        """The reward model that learns in each iteration; None if there is none."""
+        """Settings of the reward model that trains in each iteration; None without a reward model."""
         return self.reward.model if self.reward else None
 
     @property
     def judge(self) -> JudgeSettings | None:
-        """The judge of episodes; None if there is none."""
+        """Settings of the judge that rates episodes; None without a judge."""
         return self.reward.judge if self.reward else None
 
     def training(self, section: str) -> Train | None:
-        """Return the settings of a training by the dotted name of its section, such as `align` or `reward.model`."""
+        """Return the settings of a training stage by the dotted name of its section, for example `reward.model`."""
         found: Train | None = self.reward_model if section == REWARD_MODEL else getattr(self, section)
         return found
 
     def _complete(self) -> None:
-        """Add the sections that others need, and reject sections whose needs are not met."""
+        """Add missing sections that other sections need, and reject sections whose needs the recipe does not meet."""
         if self.align is not None and self.rows is None:
             object.__setattr__(self, "rows", build_entry(ROWS, {}, "rows"))
         explores = self.rows is not None and self.rows.traits.explored
@@ -157,7 +158,7 @@ class Recipe:
             refuse(self._unplayed())
 
     def _unplayed(self) -> Iterator[str]:
-        """Yield settings that need an environment, if there is none."""
+        """Yield messages about sections that need an environment, for a recipe without one."""
         own = self.expert is not None and self.expert.file is not None
         brought = self.explore is not None and self.explore.traits.source is not None
         plays = {
@@ -183,7 +184,7 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
         what: Kind of the file, such as `recipe`.
 
     Raises:
-        ConfigError: If it is not YAML, or no mapping.
+        ConfigError: If the file is not YAML, or does not hold a mapping.
     """
     said = f"{what} {str(file)!r}"
     data = parse_yaml(
@@ -194,10 +195,10 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
 
 
 def recipe_file(path: Path, name: str) -> Path:
-    """Return the file of a recipe: the path, or else the recipe of the package that has a name.
+    """Return the file of a recipe: the path if it is a file, else the packaged recipe with the given name.
 
     Raises:
-        ConfigError: If there is neither.
+        ConfigError: If there is no such file and no such packaged recipe.
     """
     found = shipped_recipe(name) if path.is_dir() or not path.exists() else None
     if not path.exists():
@@ -206,10 +207,11 @@ def recipe_file(path: Path, name: str) -> Path:
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe from a file, or by its name from the package, and apply `key=value` words.
+    """Read a recipe from a file, or by the name of a packaged recipe, and apply `key=value` overrides.
 
     Raises:
-        ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
+        ConfigError: If the file is missing or is not YAML, or if a key or value is wrong. The message is one line and
+            says where.
     """
     path = user_path(path, "recipe")
     path = recipe_file(path, str(path))
@@ -220,7 +222,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _code_beside(value: Any, folder: Path) -> Any:
-    """Return a recipe's mapping in which `file.py:Class` is next to the recipe unless the current folder has it."""
+    """Return a recipe's mapping with each `file.py:Class` resolved: in the current folder, else next to the recipe."""
     if isinstance(value, dict):
         return {key: _code_beside(each, folder) for key, each in value.items()}
     if isinstance(value, list):

@@ -13,67 +13,68 @@ from perturn.rules import Sampling
 
 @dataclass(frozen=True)
 class RewardModel(Train):
-    """An implicit reward model. In each iteration it learns from pairs of the iteration before the credit reads it.
+    """An implicit reward model, trained in each iteration on pairs of explored episodes before a credit reads it.
 
-    It starts from the policy that the first iteration starts from, and continues from iteration to iteration. A pair
-    holds two explored episodes of a task: the best and the worst, then the second best and the second worst, and so on.
-    An iteration without pairs does not change it.
+    The reward model starts from the policy that the first iteration starts from, and training continues from iteration
+    to iteration. A pair holds two explored episodes of a task: the best and the worst, then the second best and the
+    second worst, and so on. An iteration without pairs does not change the reward model.
     """
 
     loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "dpo"})
-    """`name` of a loss on pairs and its settings."""
+    """`name` of a loss on pairs, and its settings."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW, with a fresh optimizer and schedule in each iteration."""
     threshold: Annotated[float, Bound(least=0)] = 0.0
-    """Score gap that a pair must exceed."""
+    """Two episodes form a pair only if their total rewards differ by more than this."""
     per_group: Annotated[int, COUNT] | None = None
-    """Pairs of a task, at most; None: as many as there are, each episode in one."""
+    """Largest number of pairs of a task. None: no limit. Each episode is in at most one pair."""
     reference: Literal["previous", "start"] = "start"
-    """Reference of the model, in training and for its rewards: the policy that the first iteration started from
-    (start), or the policy that explored (previous), as in OPRL. With start, a model that was trained on no pair yet
-    gives rewards of 0."""
+    """Reference policy of the reward model, in training and for its rewards. start: the policy that the first iteration
+    starts from. With start, a reward model that has seen no pair gives rewards of 0. previous: the policy that
+    explored, as in OPRL."""
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """A judge: a model that rates episodes or their turns by a rubric, on any engine.
+    """A judge (LLM-as-a-judge): a model, on any engine, that rates episodes or their turns by a rubric.
 
-    The lowest rating gives a reward of 0, the highest a reward of `weight`. Several ratings of an episode or turn are
-    averaged. Answers are kept in the run, so that no question is asked twice.
+    The lowest rating gives a reward of 0, the highest rating a reward of `weight`. Several ratings of an episode or
+    turn are averaged. The run keeps the judge's answers, so that no question is asked twice.
     """
 
     model: Annotated[str, MODEL]
-    """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
+    """Folder, Hub id or bundled name; with `engine.name=api`, the name of the model on its server."""
     rubric: str
-    """The rubric: what the judge should rate as good and bad. `{answer}`, or another key of a task's data, is replaced
-    by its text."""
+    """Instructions for the judge: how good and bad episodes differ. `{answer}`, or another key of the task's data in
+    braces, is replaced by its value."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
     """`name` of the engine that serves the judge, and its settings."""
     scale: tuple[float, float] = (1.0, 10.0)
-    """Lowest and highest rating."""
+    """Lowest and highest rating that the judge may give."""
     of: Literal["episode", "turn"] = "episode"
-    """Part that is rated: a whole episode, whose reward goes to its last turn, or each action, given the turns before
-    it."""
+    """Unit of rating. episode: the judge rates a whole episode, and its last turn gets the reward. turn: the judge
+    rates each action, given the turns before it."""
     samples: Annotated[int, COUNT] = 1
-    """Ratings of each episode or turn. Several need a temperature above 0."""
+    """Number of ratings of each episode or turn, which are averaged. Several ratings need a temperature above 0."""
     tries: Annotated[int, COUNT] = 3
-    """Tries to get one rating, at most. An episode is marked FAILED if a part of it has no rating after these tries."""
+    """Largest number of tries for one rating. An episode is marked FAILED if a rated part of it has no rating after
+    these tries."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=1024))
-    """How judgments are decoded."""
+    """Decoding of the judge's answers."""
     rewards: Literal["replace", "add"] = "replace"
-    """Whether the judge's rewards replace the environment's or are added to them. The environment's rewards stay in the
-    record."""
+    """Whether the judge's rewards replace the environment's rewards or are added to them. The record keeps the
+    environment's rewards in any case."""
     weight: Annotated[float, Bound(above=0)] = 1.0
     """Reward of the highest rating."""
     evaluates: bool = False
-    """Whether evaluations are scored with these rewards too; else with the environment's alone."""
+    """Whether the judge's rewards also count in evaluations. If false, only the environment's rewards count there."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        """Yield faults of settings that depend on each other."""
+        """Yield messages about settings that are missing or contradict each other."""
         if not self.rubric.strip():
             yield "rubric must say what is rated, got an empty text."
         if "name" not in self.engine:
@@ -89,12 +90,13 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Reward:
-    """Rewards besides the environment's: of a judge, of a model that learns in the run, or both."""
+    """Rewards besides the environment's rewards: from a judge, from a reward model that trains in the run, or both."""
 
     judge: JudgeSettings | None = None
-    """Rates explored episodes, and the expert's episodes if rows compare them. None: there is no judge."""
+    """A judge that rates explored episodes, and also expert episodes if `rows` compares them. None: no judge."""
     model: RewardModel | None = None
-    """Learns in each iteration, for credits of groups that read its rewards, such as oprl. None: no model learns."""
+    """A reward model that trains in each iteration, for group credits that read its rewards, such as oprl. None: no
+    reward model."""
 
     def __post_init__(self) -> None:
         if self.model is None and self.judge is None:

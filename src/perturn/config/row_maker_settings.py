@@ -1,4 +1,4 @@
-"""Row makers: their traits, their inputs, their results, and the protocol that they follow."""
+"""The interface of row makers: traits, inputs, results, and the Protocol class."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ from perturn.needs import Distance, Need
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 ROWS = EntryOf("rows", default="expert-pairs")
-"""Mark of the section `rows`."""
+"""Mark of the recipe's field `rows`, whose `name` picks a row maker."""
 
 Kind = Literal["pairs", "groups", "single", "labelled"]
-"""Kinds of rows: pairs; groups that a credit weighs; single trajectories; and single trajectories with a label, given
-by the sign of their weights."""
+"""Kinds of rows: preference pairs; groups, whose turns a credit weighs; single trajectories; and labelled trajectories,
+where the sign of the weights is the label."""
 
 Key = tuple[str, int]
 """(task id, sample), as `Trajectory.key`."""
 
 BRANCHES = frozenset({"branches", "wrong-branches", "expert-branches"})
-"""For each explorer that provides branching episodes, the kind of these episodes; branches of a tree are not among
-them."""
+"""Kinds of branched episodes that explorers provide, except the branches of a tree."""
 
 ANY_BRANCHES = frozenset({"some-episodes", "prover", "dependent-branches"})
-"""Properties of branches that do not matter for pairs; see `perturn.config.compatibility.IMPOSED`."""
+"""Properties of branches that pairs always accept; see `perturn.config.compatibility.IMPOSED`."""
 
 
 @dataclass(frozen=True)
 class RowTraits:
-    """Declarations of a row maker: stages, checks and the list of alternatives in messages follow from it."""
+    """Traits that a row maker declares. The stages of a run and the checks of a recipe follow from these traits."""
 
     makes: Kind
-    """Kind of its rows; the loss must learn from this kind."""
+    """Kind of the rows. The loss must accept rows of this kind."""
     explored: bool = True
-    """Whether it reads explored episodes."""
+    """Whether the row maker reads explored episodes."""
     expert: bool = False
-    """Whether it reads the expert's episodes."""
+    """Whether the row maker reads expert episodes."""
     branches: frozenset[str] = frozenset()
-    """Kinds of episodes besides rollouts. The explorer must provide one of them; empty: it reads only rollouts."""
+    """Kinds of episodes that the row maker reads besides rollouts. The explorer must provide one of them. Empty: only
+    rollouts."""
     takes: frozenset[str] = frozenset()
-    """Properties of explored episodes and branches that it can deal with; see `ExplorerTraits.imposes`."""
+    """Properties of explored episodes and branches that the row maker accepts; see `ExplorerTraits.imposes`."""
     several_samples: bool = False
-    """Whether it compares the episodes of a task, so that each task needs several."""
+    """Whether the row maker compares several episodes of a task, so that each task must be played several times."""
     corrects: int = 0
-    """Corrections of a failed episode by the environment's expert, at most."""
+    """Largest number of corrections by the environment's expert for one unsuccessful episode."""
     aggregates: bool = False
-    """Whether each iteration also trains on the rows of the iterations before, as in DAgger."""
+    """Whether each iteration also trains on the rows of all earlier iterations, as in DAgger."""
     starts_over: bool = False
-    """Whether the policy before SFT is trained, on the rows of SFT and further rows; else the policy that explored."""
+    """Whether training starts again from the policy before SFT, on the rows of SFT and the new rows. If false, training
+    starts from the policy that explored."""
     names_policy: bool = False
-    """Whether the policy that is trained is named after the row maker; else after the loss."""
+    """Whether the trained policy is named after the row maker. If false, it is named after the loss."""
     told: tuple[str, str] | None = None
-    """Texts added to a task to say that its episode succeeds, or fails; evaluations add the first."""
+    """Two texts. The first is added to the prompt of a task whose episode succeeded, the second if the episode did not.
+    Evaluations add the first text."""
     needs_history: bool = False
-    """Whether the policy must see the whole conversation, for example because a row holds two episodes."""
+    """Whether each prompt must hold the whole history, for example because a row holds two episodes."""
     reads_logprobs: bool = False
-    """Whether it reads the log-probabilities of sampled tokens, as the engine returned them."""
+    """Whether the row maker reads the log-probabilities of the sampled tokens that the engine returned."""
     failed: Literal["leave_out", "zero"] = "leave_out"
-    """Of groups: how an episode that FAILED counts in the statistics of its group."""
+    """For groups: how a FAILED episode counts in the statistics of its group. leave_out: not at all. zero: as a reward
+    of 0."""
     drop_equal_outcomes: bool = False
-    """For groups: whether groups with equal outcomes are left out."""
+    """For groups: whether to leave out groups whose episodes all have the same outcome."""
     source: str | None = None
-    """The user's own rows: a file, a folder or a data set of the Hub; None: rows are made from episodes."""
+    """Source of the user's own rows: a file, a folder or a data set of the Hub. None: rows are made from episodes."""
 
 
 def _no_expert(wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
@@ -75,65 +78,67 @@ def _no_expert(wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
 
 @dataclass(frozen=True)
 class Limit:
-    """The length limit of training and its effect on episodes; by default there is none."""
+    """The length limit of training and its effect on episodes. The default is no limit."""
 
     too_long: Callable[[Sequence[Trajectory]], set[Key]] = lambda episodes: set()
-    """Keys of the episodes whose first own turn does not fit."""
+    """Function from episodes to the keys of the episodes whose first own turn does not fit. Own turns are the turns
+    after the branching point, if there is one."""
     whole: Callable[[Trajectory], bool] = lambda episode: True
-    """Whether the whole episode fits."""
+    """Function from an episode to whether the whole episode fits."""
     alike: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
-    """Whether both sides of each pair are the same tokens within the limit."""
+    """Function from pairs to booleans: whether both sides of a pair have the same tokens within the limit [pairs]."""
 
 
 @dataclass(frozen=True)
 class RowInputs:
-    """Inputs of a row maker. It holds the inputs that the row maker's traits and `needs` ask for."""
+    """Inputs of a row maker. Inputs that its traits and `needs` do not ask for keep their defaults."""
 
     explored: Sequence[Trajectory] = ()
-    """Explored episodes of the iteration, by task and sample."""
+    """Explored episodes of the iteration, sorted by task and sample."""
     experts: Sequence[Trajectory] = ()
-    """Successes of the expert."""
+    """Successful expert episodes."""
     taught: Sequence[Trajectory] = ()
-    """Successes of the expert that SFT trains on, in its order."""
+    """Successful expert episodes that SFT trains on, in the order of SFT."""
     branches: Sequence[Trajectory] = ()
-    """Episodes that branch off."""
+    """Branched episodes."""
     begun: Sequence[Trajectory] = ()
-    """Episodes that the branches start from, explored or the expert's; none of them FAILED."""
+    """Explored or expert episodes that the branches start from. None of them is FAILED."""
     earlier: Sequence[WeightedTrajectory] = ()
-    """Rows of the iteration before, for a row maker that `aggregates`."""
+    """Rows of the previous iteration, for a row maker that `aggregates`."""
     given: Sequence[Any] = ()
-    """Rows of `RowTraits.source`."""
+    """Rows read from `RowTraits.source`."""
     quantities: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
-    """Other quantities that it `needs`, by name: the entry of each explored episode that did not FAIL, by the
-    key of the episode."""
+    """Values of the quantities that the row maker `needs`, except the distance: by the name of the quantity, then by
+    the key of the explored episode. FAILED episodes have no values."""
     seed: int = 0
     """Seed of the run."""
     limit: Limit = Limit()
     measure: Callable[[Sequence[Trajectory]], list[Trajectory]] = list
-    """Measures the distance to a success around each turn, if the row maker `needs` it."""
+    """Function that adds to episodes the distance to a success around each turn, if the row maker `needs` it."""
     correct: Callable[[Sequence[tuple[Trajectory, int]]], list[Trajectory]] = _no_expert
-    """Lets the expert finish episodes after a number of turns; episodes without a solution are left out."""
+    """Function from `(episode, number of turns)` to episodes that the expert finishes after these turns. Episodes
+    without a solution are left out."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """Result of a row maker."""
+    """The result of a row maker."""
 
     rows: Sequence[Any]
-    """Pairs, weighted trajectories, or the members of groups."""
+    """Pairs, trajectories, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of episodes by their use, such as `kept`."""
+    """Numbers of episodes by outcome, such as `kept`."""
     lacks: str = ""
-    """Why the rows are not worth training on, such as `none is a failure`; empty if they are."""
+    """Reason not to train on the rows, such as `none is a failure`; empty if there is none."""
     filtered: Collection[Key] = ()
-    """For groups: episodes that count in the statistics of their group but are not trained on."""
+    """For groups: keys of episodes that count in the statistics of their group but are not trained on."""
 
 
 class RowMaker(Protocol):
-    """Makes rows of training data from the episodes of an iteration.
+    """A row maker turns the episodes of an iteration into rows of training data.
 
-    A frozen dataclass of its settings, in its own module. It opens no model, no world and no file, and reads
-    `RowInputs` alone.
+    A row maker is a frozen dataclass of its settings, in its own module. It reads `RowInputs` alone and opens no model,
+    environment or file.
 
         @dataclass(frozen=True)
         class ShortSuccesses:
@@ -148,25 +153,26 @@ class RowMaker(Protocol):
                 rows = [WeightedTrajectory(one, (1.0,) * len(one.turns)) for one in good]
                 return Made(rows, {"kept": len(rows)}, "" if rows else "none is a short success")
 
-    A package adds it under `[project.entry-points."perturn.rows"]`, and a recipe names it in `rows.name`.
+    A package registers its row makers under `[project.entry-points."perturn.rows"]`. A recipe chooses one in
+    `rows.name`.
     """
 
     @property
     def traits(self) -> RowTraits:
-        """Declarations; a class variable if nothing depends on settings."""
+        """Traits of the row maker; a class variable unless they depend on settings."""
         ...
 
     @property
     def needs(self) -> tuple[str | Need, ...]:
-        """Quantities of the explored episodes that it reads, by name or as a request."""
+        """Quantities of the explored episodes that the row maker reads, by name or as a `Need`."""
         ...
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the rows of an iteration."""
+        """Return the training rows of an iteration."""
         ...
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:
-    """Return the sense in which `needs` asks for the distance to a success; None if it does not."""
+    """Return the measure of the distance to a success that `needs` asks for; None if it asks for no distance."""
     found = (Distance() if need == Distance.name else need for need in needs)
     return next((need.sense for need in found if isinstance(need, Distance)), None)

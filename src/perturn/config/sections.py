@@ -11,7 +11,7 @@ from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf,
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
-"""Tokens that go through a model together, unless a setting says otherwise."""
+"""Default number of tokens in one forward pass."""
 
 COUNT = Bound(least=1, most=10**9)
 """Bound of a count."""
@@ -23,13 +23,14 @@ Section = dict[str, Any]
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Reject settings that contradict each other: raise a ValueError about the first fault, if there is one."""
+    """Raise a ValueError with the first of the given faults, if any."""
     for fault in faults:
         raise ValueError(fault)
 
 
 Sense = Literal["shortest", "searching"]
-"""How the distance to a success is measured; see `SENSES`."""
+"""Measure of the distance from a turn to a success: turns of the shortest solution, or turns of an agent that still has
+to search. See `perturn.needs.SENSES`."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,30 @@ class ModelSettings:
     name: Annotated[str, MODEL]
     """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` if the section `base` makes the model."""
     dtype: str = "auto"
-    """Type to compute in: float32, bfloat16, or auto: bfloat16 where the hardware has it, but on CPUs float32 below a
-    hidden size of 256, where it is faster. Weights train in float32."""
+    """Type of the computation: float32, bfloat16 or auto. auto is bfloat16 where the hardware supports it. On a CPU,
+    auto is float32 for hidden sizes below 256, where float32 is faster. Weights are trained in float32."""
     max_length: Annotated[int, COUNT] | None = None
-    """Longest training sequence in tokens, up to the model's own limit; whole turns are dropped from the end. None:
-    that limit."""
+    """Longest training sequence in tokens; at most the model's context length. Longer sequences lose whole turns at
+    their end. None: the model's context length."""
     chat_template: Annotated[str | None, TEMPLATE] = None
-    """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
-    its own, or Perturn's, if the model has a known template that does not support many turns."""
+    """Chat template to use instead of the tokenizer's own: a name from `perturn list templates`, a file, or Jinja text.
+    None: the tokenizer's own, or Perturn's replacement for a known template that does not support several turns."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """A task list: a fixed choice from a split, of each kind or of all kinds together."""
+    """A task list: tasks chosen from a split, by a shuffle that is the same in every run."""
 
     split: str = "train"
     per_kind: Annotated[int, COUNT] | None = None
-    """Tasks of each kind; None: all of them."""
+    """Number of tasks of each kind. None: all tasks."""
     n: Annotated[int, COUNT] | None = None
-    """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
+    """Number of tasks in total, each kind about as often as in the split. None: `per_kind` sets the number."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Number of tasks to skip, of each kind or of all together, so that task lists of one split do not overlap."""
+    """Number of tasks to skip at the start: of each kind, or in total if `n` is set. With it, two task lists of one
+    split need not overlap."""
     kinds: list[str] | None = None
-    """Kinds that the list is chosen from; the other settings count tasks of these alone. None: all kinds."""
+    """Kinds of tasks to choose from. `per_kind`, `n` and `skip` count tasks of these kinds only. None: all kinds."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -82,25 +84,29 @@ class HeldOutTasks(Tasks):
 @dataclass(frozen=True)
 @bounded
 class ProtocolSettings:
-    """The rules of an episode: a named protocol, or your own under a name of yours."""
+    """The rules of an episode: a named protocol, or your own rules under a new name."""
 
     name: str | None = None
-    """A named protocol, or any name for your own rules. None: each setting that is missing here is taken from the
-    environment, else from a default; see `perturn check-env`."""
+    """Name of a protocol, or a new name for your own rules. None: each setting that is missing here comes from the
+    environment, or else from a default; see `perturn check-env`."""
     format: str | None = None
-    """How an action is written: react, action, plain or tools. None: the named protocol's, else react."""
+    """Format in which the policy writes an action: react, action, plain or tools. None: the named protocol's format,
+    else react."""
     system: str | None = None
-    """System text; None: the named protocol's."""
+    """System message. None: the named protocol's system message."""
     max_turns: Annotated[int, COUNT] | None = None
-    """Turn limit of every task; None: the named protocol's."""
+    """Turn limit of every task. None: the named protocol's limit."""
     history: int | Literal["full"] | None = None
-    """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
+    """Number of earlier turns in each prompt, or full for all of them. None: the named protocol's number, else full."""
     list_admissible: bool | None = None
-    """Whether observations list the commands that the environment accepts; None: the named protocol's, else no."""
+    """Whether observations list the commands that the environment accepts. None: the named protocol's choice, else
+    false."""
     suffix: str | None = None
-    """Text on its own line after the observation that poses the task; None: the named protocol's, else none."""
+    """Text added on a line of its own to the observation that states the task. None: the named protocol's suffix, else
+    no suffix."""
     example: list[Message] | None = None
-    """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
+    """Worked example before the first observation, as chat messages; [] for none. None: the named protocol's
+    example."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,8 @@ class Expert:
     """Expert episodes to learn from: the environment's expert plays the tasks of SFT or of the exploration."""
 
     file: Annotated[str | None, ROWS] = None
-    """Your own episodes instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories or
-    conversations (docs: Your data). None: the expert plays."""
+    """Your own expert episodes: a file or folder of rows, or a data set of the Hub as owner/name:split. A row is a
+    trajectory or a conversation (docs: Your data). None: the environment's expert plays."""
 
 
 @dataclass(frozen=True)
@@ -121,51 +127,52 @@ class Lora:
 
     rank: Annotated[int, COUNT] = 16
     alpha: Annotated[int, COUNT] = 32
-    """The output of the adapters is multiplied by this over the rank."""
+    """Numerator of the scale: the output of the adapters is multiplied by `alpha / rank`."""
     dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
     target_modules: str | list[str] = "all-linear"
-    """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
-    layer but the last."""
+    """Modules that get an adapter: a list of the ends of their names, or one regular expression for whole names.
+    all-linear: every linear layer except the output layer."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """One training stage. `TurnConfig` takes the settings that both have from here."""
+    """Settings of one training stage. `TurnConfig` has some of these settings with equal defaults and help."""
 
     loss: Annotated[Section, EntryOf("losses")]
     """`name` of a loss and its settings."""
     tasks: Tasks | None = None
-    """Tasks whose expert episodes are trained on (SFT and base only)."""
+    """Tasks whose expert episodes are trained on (only for `sft` and `base`)."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 1.0
-    """Passes over the data."""
+    """Number of passes over the training data."""
     batch_size: Annotated[int, COUNT] = 4
-    """Trajectories or pairs in one optimizer step."""
+    """Number of trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
-    """Tokens that go through the model in one pass, counted after sharing. It bounds memory: the rows of a batch are
-    divided into as many passes as they need. It does not change the loss."""
+    """Largest number of tokens in one forward pass; a prefix that rows share counts once. The setting limits memory: a
+    batch is divided into as many passes as it needs. The loss does not change."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
-    """Share of the steps in which the learning rate rises from 0 to its peak, in whole steps, rounded up. A training of
-    one step has no warmup, or its learning rate would be 0; with iterations of one step, the first step has the first
-    value above 0."""
+    """Fraction of the optimizer steps in which the learning rate rises from 0 to its peak, rounded up to whole steps. A
+    training of a single step has no warmup, since its learning rate would be 0. If each iteration has one step, the
+    first step uses the second learning rate of the schedule."""
     scheduler: str = "cosine"
-    """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
-    arguments."""
+    """Learning rate schedule after warmup: cosine, linear, constant_with_warmup, or another schedule of transformers
+    that needs no arguments."""
     adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.999
-    """Decay of AdamW's mean of squared gradients."""
+    """Decay of AdamW's running average of squared gradients."""
     weight_decay: Annotated[float, Bound(least=0)] = 0.0
     max_grad_norm: Annotated[float, Bound(above=0)] | None = 1.0
-    """Gradients are scaled down to this norm; None: never."""
+    """Gradients with a larger norm are scaled down to this norm. None: gradients are never scaled."""
     shared_prefix: str = "keep"
-    """Turns that both sides of a pair begin with: keep them in the loss, or mask them."""
+    """Loss on the turns that both sides of a pair share at their start: keep it, or mask these turns."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    """Whether activations are computed again in the backward pass instead of being kept. It saves memory and takes
+    about a third more time."""
     lora: Lora | None = None
-    """Train low-rank adapters instead of all weights; None: all weights."""
+    """Settings of low-rank adapters, which are then trained instead of all weights. None: all weights are trained."""
     save_steps: Annotated[int, COUNT] = 20
-    """Optimizer steps between checkpoints to resume from. A short training saves more often: at least once every
-    quarter of it, and at the step of a Ctrl-C."""
+    """Number of optimizer steps between checkpoints. A short training saves more often: at least at each quarter of its
+    steps. Ctrl-C also saves a checkpoint."""
 
     def __post_init__(self) -> None:
         if "name" not in self.loss:
@@ -186,12 +193,12 @@ class Shape:
     """A Llama trained from scratch; its vocabulary comes from the episodes."""
 
     hidden: Annotated[int, COUNT] = 128
-    """Features of a hidden state."""
+    """Hidden size of the model."""
     layers: Annotated[int, COUNT] = 4
     heads: Annotated[int, COUNT] = 4
-    """Attention heads of a layer; `hidden` must be a multiple of twice as many."""
+    """Attention heads of a layer; `hidden` must be a multiple of `2 * heads`."""
     mlp: Annotated[int, COUNT] = 384
-    """Features within a feed-forward block."""
+    """Hidden size of the feed-forward block."""
     context: Annotated[int, COUNT] = 2048
     """Longest conversation, in tokens."""
 
@@ -205,9 +212,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Base(Sft):
-    """Pretraining from scratch: a small Llama learns to continue episodes of the expert, and of an expert that errs.
+    """Pretraining from scratch: a small Llama learns from episodes of the expert and of a noisy expert.
 
-    The defaults give 0.9M parameters and 10,000 episodes of ALFWorld, which takes ten minutes on one core.
+    With the defaults, a model of 0.9M parameters trains on 10,000 episodes of ALFWorld in ten minutes on one core.
     """
 
     loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "sft"})
@@ -215,12 +222,12 @@ class Base(Sft):
     """Tokens that carry loss: all tokens after the first, observations included, or the expert's own tokens."""
     shape: Shape = field(default_factory=Shape)
     clumsy: Annotated[int, Bound(least=0, most=10**6)] = 2
-    """Episodes of each task by an expert that errs and recovers, in addition to one episode of the expert."""
+    """Noisy-expert episodes of each task, in addition to one expert episode. A noisy expert errs and recovers."""
     aimless: Annotated[int, COUNT] = 4
-    """Every n-th task is also played at random, so that the tokenizer knows more of the environment's words.
-    These episodes are not trained on."""
+    """With value n, every n-th task is also played at random, so that the tokenizer learns more of the environment's
+    words. These episodes are not trained on."""
     seed: Annotated[int, SEED] = 0
-    """Seed of the episodes, the first weights and the order of training; the run's own seed does not change the
+    """Seed of the episodes, the initial weights and the order of training. The run's own seed does not change the
     base."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.5
     batch_size: Annotated[int, COUNT] = 16
@@ -237,32 +244,32 @@ class Base(Sft):
 
 @dataclass(frozen=True)
 class Align(Train):
-    """The training stage of each iteration."""
+    """The alignment: the training stage of each iteration."""
 
     minibatches: Annotated[int, COUNT] | None = None
-    """Optimizer steps of an epoch, at most. Each step has the same number of rows, except the last. Optimizer and
-    learning rate then continue from iteration to iteration, and `batch_size` is ignored. None: steps of `batch_size`
-    rows, and a fresh optimizer and schedule in each iteration."""
+    """Largest number of optimizer steps in an epoch. Each step has the same number of rows, except the last. If it is
+    set, optimizer and learning rate schedule continue from iteration to iteration, and `batch_size` is ignored. None:
+    each step has `batch_size` rows, and each iteration has a fresh optimizer and schedule."""
     reference: Literal["previous", "start", "average"] = "previous"
-    """Reference of an iteration: the policy it starts from, the policy that the first iteration starts from, or a
-    moving average of all policies so far."""
+    """Reference policy of an iteration. previous: the policy that the iteration starts from. start: the policy that the
+    first iteration starts from. average: a moving average of all policies so far."""
     reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
     """Weight of the old average when the moving average is updated at the end of an iteration."""
 
 
 @dataclass(frozen=True)
 class User:
-    """A simulated user: a model that speaks wherever the environment asks for the user's turn, on any engine."""
+    """A simulated user: a model, on any engine, that writes the user's turns when the environment asks for them."""
 
     model: Annotated[str, MODEL]
-    """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
+    """Folder, Hub id or bundled name; with `engine.name=api`, the name of the model on its server."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
     """`name` of the engine that serves the user's model, and its settings."""
     prompt: str | None = None
-    """System text of the user's model; `{instructions}` is replaced by the environment's text. None: the environment's
-    text alone."""
+    """System message of the user's model; `{instructions}` is replaced by the environment's instructions. None: the
+    environment's instructions alone."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
-    """How the user's answers are decoded."""
+    """Decoding of the user's answers."""
 
     def __post_init__(self) -> None:
         if "name" not in self.engine:
@@ -271,15 +278,16 @@ class User:
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes on this machine that each training runs in. torchrun starts them, one for each GPU."""
+    """The processes of each training on this machine. torchrun starts them, one for each GPU."""
 
     processes: Annotated[int, COUNT] = 1
-    """Processes that train together. With 1, and `sharding` none, training runs in the process of the command."""
+    """Number of processes that train together. With 1 process and `sharding` none, training runs in the command's own
+    process."""
     sharding: Literal["none", "fsdp2"] = "none"
-    """none: each process holds the whole model. fsdp2: each holds a part of the float32 weights, gradients and
-    optimizer. With `lora`, the frozen weights are then kept in bfloat16."""
+    """none: each process holds the whole model. fsdp2: each process holds a part of the float32 weights, gradients and
+    optimizer state. With fsdp2 and `lora`, the frozen weights are kept in bfloat16."""
     cpu_offload: bool = False
-    """Keep each process's part of the weights and of the optimizer in the machine's memory (fsdp2 alone)."""
+    """Whether each process keeps its part of the weights and of the optimizer state in CPU memory (only with fsdp2)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -292,48 +300,51 @@ class Launch:
 @dataclass(frozen=True)
 @bounded
 class Worlds:
-    """Processes and limits of environments; nothing here changes an episode."""
+    """Processes and time limits of environments. No setting here changes an episode."""
 
     processes: Annotated[int, Bound(least=0)] | None = None
-    """Worlds alive at a time on a machine, each in its own process. None: one for each episode that is played at the
-    same time, as far as memory allows; 0 for environments that a separate process only slows down (scienceworld,
-    alfworld). With 0, worlds live in threads of this process, where the limits below cannot be enforced."""
+    """Number of environments that run at the same time on a machine, each in its own process. None: one for each
+    concurrent episode, as far as memory allows. For environments that a separate process only slows down, such as
+    alfworld, None means 0. With 0, environments run in threads of this process, where the time limits cannot be
+    enforced."""
     start_seconds: Annotated[float, SECONDS] = 120.0
-    """Limit for starting a world, and for returning, listing or solving a task."""
+    """Limit, in seconds, for starting an environment, and for returning, listing or solving a task."""
     step_seconds: Annotated[float, SECONDS] = 60.0
-    """Limit for one step."""
+    """Limit, in seconds, for one step of the environment."""
     episode_seconds: Annotated[float, SECONDS] = 1200.0
-    """Limit for the total time of an episode in its world, without the model's time."""
+    """Limit, in seconds, for the environment's total time in an episode. The model's time does not count."""
     retries: Annotated[int, Bound(least=0)] = 1
-    """How often an episode is played again after its world died or hung, before it is stored as failed."""
+    """Number of times to replay an episode whose environment died or hung, before the episode is stored as FAILED."""
     pass_env: list[str] = field(default_factory=list)
-    """Environment variables that world processes receive although their names look like secrets."""
+    """Environment variables to pass to the environment's processes although their names look like secrets."""
     max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Largest share of failed episodes among the last ones, once 8 have ended, or as many as are played at the same
-    time. Above it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
+    """Largest fraction of FAILED episodes among the latest episodes. Above it, the stage stops with the commonest
+    error, and the next call plays the FAILED episodes again. The check begins once 8 episodes have ended, or
+    `concurrency` if that is larger. 1: the stage never stops."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Ray cluster that worlds and the engine run on; it does not change any episode."""
+    """The Ray cluster that runs the environments and the engine. The cluster does not change any episode."""
 
     distributions: ClassVar[tuple[str, ...]] = ("ray",)
     shorthand: ClassVar[str] = "address"
-    """The setting that a text, given instead of the section, is assigned to."""
+    """Name of the setting that receives the value if the section is given as a text."""
 
     address: str
-    """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for a new cluster on this machine
-    alone."""
+    """Address of the cluster: `ray://host:10001`; on a machine of the cluster also `auto` or `host:port`. `local`
+    starts a new cluster on this machine alone."""
     engines: Annotated[int, Bound(least=0)] = 1
-    """Replicas of the policy; 0 keeps the engine in this process, as for an engine with an API."""
+    """Number of replicas of the engine, each with a copy of the policy. 0: the engine stays in this process, for
+    example an engine that only calls an API."""
     engine_cpus: Annotated[float, Bound(least=0)] = 1.0
-    """CPUs, and threads, of a replica."""
+    """CPUs of a replica, and so the number of its threads."""
     engine_gpus: Annotated[float, Bound(least=0)] = 0.0
-    """GPUs of a replica: a share of one, or a whole number of them."""
+    """GPUs of a replica: a fraction of one GPU, or a whole number."""
     world_cpus: Annotated[float, Bound(least=0)] = 1.0
-    """CPUs that the worlds of a node reserve together; nodes with fewer CPUs run no worlds."""
+    """CPUs that each node reserves for all its environments together. A node with fewer CPUs runs no environments."""
     wait_seconds: Annotated[float, Bound(least=0, most=SECONDS.most)] = 60.0
-    """How long to wait for nodes with room."""
+    """Seconds to wait for nodes with enough free CPUs and GPUs."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|local|(ray://)?[^\s/:]+:\d+", self.address):

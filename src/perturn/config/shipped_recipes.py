@@ -1,4 +1,4 @@
-"""The recipes that come with the package: the files of `recipes/`, by their names."""
+"""The packaged recipes: the files of `recipes/`, by their names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def shipped() -> dict[str, Path]:
-    """Return the file of each recipe, by its name."""
+    """Return the files of the packaged recipes, by the name of the file without its ending."""
     return {file.stem: file for file in sorted(_FOLDER.glob("*.yaml"))}
 
 
 def shipped_recipe(name: str) -> Path | None:
-    """Return the file of a recipe, found by its own name or by the name of its run, as in `perturn run demo`."""
+    """Return the file of a packaged recipe. `name` is the name of the file, or of its run as in `perturn run demo`."""
     return _by_any_name().get(name)
 
 
 def shipped_names() -> list[str]:
-    """Return all names that a user can give: names of runs, such as demo, and names of recipe files."""
+    """Return all names of packaged recipes: names of runs, such as demo, and names of files."""
     return sorted(_by_any_name())
 
 
 def _by_any_name() -> dict[str, Path]:
-    """Return the file of each recipe, by the name of its run and by its own name."""
+    """Return the files of the packaged recipes, by the names of runs and of files."""
     found = shipped()
     for file in list(found.values()):
         run = re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
@@ -34,7 +34,7 @@ def _by_any_name() -> dict[str, Path]:
 
 
 def describe_shipped() -> dict[str, str]:
-    """Return the description of each recipe: the comment above its `# Command:` line."""
+    """Return the description of each packaged recipe: the comment above its `# Command:` line."""
     return {name: _description(file) for name, file in shipped().items()}
 
 

@@ -1,4 +1,4 @@
-"""Choose the explored episodes to learn from, by signals that need no model."""
+"""Settings of a filter that chooses explored episodes to train on, by signals that need no model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Signals:
-    """Leave explored episodes out by the signals that they show: failure, loop, stagnation, exhaustion and cut."""
+    """Leave out explored episodes by the signals that they show: failure, loop, stagnation, exhaustion and cut."""
 
     without: list[str] = field(default_factory=list)
-    """Names of signals; episodes that show any of them are left out."""
+    """Names of signals. Episodes that show any of these signals are left out."""
     only: list[str] = field(default_factory=list)
-    """Names of signals; episodes that show none of them are left out. [] leaves none out."""
+    """Names of signals. Episodes that show none of these signals are left out. []: no episode is left out."""
 
     def __post_init__(self) -> None:
         both = [name for name in self.without if name in self.only]
@@ -22,5 +22,5 @@ class Signals:
             )
 
     def __bool__(self) -> bool:
-        """Return whether it may leave any out."""
+        """Return whether the filter may leave episodes out."""
         return bool(self.without or self.only)

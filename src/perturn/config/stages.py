@@ -1,4 +1,4 @@
-"""The loop as data: from a recipe to its stages. Nothing is opened or loaded here."""
+"""The stages of a recipe, computed from its settings alone. Nothing is opened or loaded here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perturn.config.row_maker_settings import ROWS, RowTraits
 from perturn.table import name_of
 from perturn.table_index import table
 
-# Settings that a stage and those before it read, as keys of the recipe; a section stands for all that is in it.
+# Settings that a stage and the stages before it read, as keys of the recipe. A section stands for all its keys.
 _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
-_LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
+_LESSONS = ("base", "environment", "protocol")  # `base` has a seed of its own
 _PLAY = (*_WORLD, *_MODEL, "engine", "user", "deterministic")
 _JUDGE = "reward.judge"
 _SCORE = (
@@ -36,35 +36,36 @@ _LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
 
 @dataclass(frozen=True)
 class Stage:
-    """One entry of the loop."""
+    """One stage of a run."""
 
     name: str
-    """Unique in its run; with several iterations it ends in the iteration's number, as in `explore-003`."""
+    """Name, unique in the run. With several iterations it ends in the iteration's number, as in `explore-003`."""
     command: str
-    """The command that runs it alone: collect, pair, credit, train or evaluate."""
+    """Command that runs this stage alone: collect, pair, credit, train or evaluate."""
     does: str
-    """The function that does it, as `module:function`."""
+    """Function that runs the stage, as `module:function`."""
     needs: tuple[str, ...] = ()
-    """Stages whose results it starts from."""
+    """Names of the stages whose results this stage reads."""
     policy: str = ""
-    """The policy that acts, or that training makes."""
+    """Policy that plays the episodes, or that the training makes."""
     section: str = ""
-    """The section of the recipe that has the settings of a training: base, sft, reward.model or align."""
+    """Section of the recipe with the settings of a training stage: base, sft, reward.model or align."""
     start: str = ""
-    """The policy that training starts from."""
+    """Policy that a training stage starts from."""
     reference: str = ""
-    """The reference of the training, and of a credit."""
+    """Reference policy of a training stage or a credit."""
     iteration: int = 1
     mark: str = ""
-    """End of the names of its files: empty, or `-003` with several iterations."""
+    """End of the names of the stage's files: empty, or for example `-003` with several iterations."""
     reads: tuple[str, ...] = ()
-    """Keys of all settings that it and the stages before it read. Stages of two recipes with equal values make the same
-    files; empty: the stage is never shared. So it is of several iterations from the first alignment on, since policies
-    and optimizers are deleted on the way."""
+    """Keys of all settings that this stage and the stages before it read. If two recipes have equal values for these
+    keys, their stages make the same files, and the runs of a study share them. Empty: the stage is never shared. With
+    several iterations it is empty from the first alignment on, since policies and optimizers are deleted between
+    iterations."""
 
 
 def stages(recipe: Recipe) -> list[Stage]:
-    """Return the stages of a recipe, in order. A recipe without a section is a list without its stages."""
+    """Return the stages of a recipe, in order. If a section is missing, so are its stages."""
     found = list(_first(recipe))
     for iteration in range(1, recipe.iterations + 1):
         trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
@@ -73,17 +74,17 @@ def stages(recipe: Recipe) -> list[Stage]:
 
 
 def is_read(key: str, reads: Iterable[str]) -> bool:
-    """Return whether a stage reads a dotted key; among its keys, a section includes all keys in it."""
+    """Return whether `reads`, the keys that a stage reads, includes a dotted key. A section includes all its keys."""
     return any(key == each or key.startswith(f"{each}.") for each in reads)
 
 
 def mark(recipe: Recipe, iteration: int) -> str:
-    """End of the names of an iteration's files, such as `-003`; empty where the loop is done once."""
+    """Return the end of the names of an iteration's files, such as `-003`; empty if there is only one iteration."""
     return f"-{iteration:03d}" if recipe.iterations > 1 else ""
 
 
 def policy_of(recipe: Recipe, iteration: int) -> str:
-    """Return the policy that an iteration makes; iteration 0 means the policy that the loop begins with."""
+    """Return the name of the policy that an iteration makes; iteration 0 is the policy before the first iteration."""
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
     by_rows = recipe.rows is not None and recipe.rows.traits.names_policy
@@ -97,22 +98,22 @@ def rows_name(recipe: Recipe) -> str:
 
 
 def traits_of(recipe: Recipe) -> RowTraits | None:
-    """Return the traits of the row maker of a recipe; None where it makes no rows."""
+    """Return the traits of the row maker of a recipe; None if the recipe has no row maker."""
     return recipe.rows.traits if recipe.rows else None
 
 
 def makes(recipe: Recipe, *kinds: str) -> bool:
-    """Return whether the rows of a recipe are of one of the given kinds."""
+    """Return whether the row maker of a recipe makes rows of one of the given kinds."""
     return recipe.rows is not None and recipe.rows.traits.makes in kinds
 
 
 def starts_over(recipe: Recipe) -> bool:
-    """Return whether the alignment trains the policy before SFT, and not the policy that explored."""
+    """Return whether the alignment trains the policy before SFT instead of the policy that explored."""
     return recipe.rows is not None and recipe.rows.traits.starts_over
 
 
 def own_files(recipe: Recipe) -> dict[str, str]:
-    """Return files of the user's that a recipe learns from, by their keys."""
+    """Return the user's own files that a recipe trains on, by the dotted keys that name them."""
     rows = recipe.rows.traits.source if recipe.rows else None
     expert = recipe.expert.file if recipe.expert else None
     explored = recipe.explore.traits.source if recipe.explore else None
@@ -121,45 +122,46 @@ def own_files(recipe: Recipe) -> dict[str, str]:
 
 
 def suffix_of(recipe: Recipe, policy: str) -> str | None:
-    """Return the suffix that asks a policy for success, if it was trained with suffixes that say how episodes end."""
+    """Return the prompt suffix that asks a policy for success; None if training added no such suffixes."""
     told = recipe.rows.traits.told if recipe.rows else None
     aligned = {policy_of(recipe, number) for number in range(1, recipe.iterations + 1)}
     return told[0] if told and policy in aligned else None
 
 
 def reward_model_of(recipe: Recipe, iteration: int) -> str:
-    """Return the reward model that an iteration makes; for iteration 0, the policy that the loop begins with."""
+    """Return the name of the reward model after an iteration; after 0 iterations, the policy that it starts from."""
     return f"prm{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
 def learned_from(recipe: Recipe, policy: str) -> str | None:
-    """Return the policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
+    """Return the policy from which the training of a policy, over all iterations, started; None for the base."""
     if policy == "base":
         return None
     return "base" if policy == "sft" or starts_over(recipe) else policy_of(recipe, 0)
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """Return the last exploration before a policy is evaluated; for the policy of the start, the first one."""
+    """Return the name of the exploration before a policy's evaluation; for base and sft, of the first one."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Return whether the selector of an evaluation needs episodes explored here, so that exploration comes first."""
+    """Return whether the evaluation's selector needs the run's explored episodes, so that exploration comes first."""
     return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
-    """Return the moving average of policies that an iteration leaves."""
+    """Return the name of the moving average of policies after an iteration."""
     return f"average{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
 def keeps_adapters(recipe: Recipe, section: str) -> bool:
-    """Return whether the trainings of a section keep adapters by themselves, upon the policy that the loop begins with.
+    """Return whether the trainings of a section save adapters alone, and do not merge them into the weights.
 
-    A training that is done once merges them. So does a training that may teach its tokenizer words, for these change
-    the embeddings.
+    The saved adapters are added to the policy that the first iteration starts from. A training that runs only once
+    merges its adapters. So does a training that may add words to the tokenizer, since these words change the
+    embeddings.
     """
     settings = recipe.training(section)
     learns_words = recipe.rows is not None and recipe.rows.traits.told is not None
@@ -168,9 +170,10 @@ def keeps_adapters(recipe: Recipe, section: str) -> bool:
 
 
 def rank_of_loop(recipe: Recipe) -> int:
-    """Return the largest rank of the adapters that the policies of the loop consist of; 0: they are whole models.
+    """Return the largest rank of the adapters of aligned policies; 0 if policies are stored as whole models.
 
-    Each iteration adds adapters to the adapters of earlier iterations. If the optimizer continues, so do the adapters.
+    Each iteration adds adapters to the adapters of earlier iterations, so the rank grows. If the optimizer continues
+    from iteration to iteration, the iterations train one set of adapters.
     """
     if recipe.align is None or recipe.align.lora is None or not keeps_adapters(recipe, "align"):
         return 0
@@ -185,9 +188,9 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """Yield the stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
+    """Yield the stages before the iterations: the base, the expert's episodes, the base's score, SFT and its score.
 
-    Where the selector of the evaluation needs explored episodes, these scores come after the first exploration.
+    If the evaluation's selector needs explored episodes, these scores come after the first exploration.
     """
     scores = recipe.evaluate is not None and not _explores_first(recipe)
     made = ("base",) if recipe.base else ()
@@ -206,7 +209,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
     if scores:
         yield _evaluation("base", made, _PLAY)
     if recipe.sft:
-        # Of the expert's episodes it takes those of its own panel, so that of exploration is nothing to it.
+        # SFT trains on the expert's episodes of its own task list, so it does not read the task list of exploration.
         does, needs = "perturn.run.stages.train_stage:train", (*made, "expert")
         yield Stage("sft", "train", does, needs, "sft", "sft", "base", "base", reads=_SFT)
         if scores:
@@ -214,7 +217,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 
 
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
-    """Yield one iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
+    """Yield the stages of one iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
     before = (*_EXPLORE, *_explored(recipe)) if number == 1 else ()
     after = _LOOP if recipe.iterations == 1 else ()
@@ -256,14 +259,14 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
 
 
 def _explored(recipe: Recipe) -> tuple[str, ...]:
-    """Return settings of the explorer that its rollouts read: the settings of every explorer, or all."""
+    """Return the keys of the explorer's settings that its rollouts depend on."""
     if recipe.explore is None or recipe.explore.traits.resumes_earlier:
         return ("explore",)
     return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 
 
 def _reference(recipe: Recipe, number: int) -> str:
-    """Return the reference of an iteration."""
+    """Return the name of an iteration's reference policy."""
     kind = recipe.align.reference if recipe.align else "previous"
     if kind == "average":
         return average_of(recipe, number - 1)
@@ -271,7 +274,7 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 
 def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
-    """Yield the stages that make an iteration's reward model: pairs of own episodes, and training on them."""
+    """Yield the stages of an iteration's reward model: making pairs of explored episodes, and training on them."""
     if recipe.reward_model is None:
         return
     number, end = its["iteration"], its["mark"]
@@ -283,13 +286,13 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
 
 
 def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
-    """Yield the stage that makes the rows of the alignment."""
+    """Yield the stage that makes the training rows of the alignment."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
     end, grouped = its["mark"], traits.makes == "groups"
     name = {"pairs": "pair", "groups": "credit"}.get(traits.makes, "outcomes")
-    by = judged[-1:] if grouped else []  # the reward model has a reference of its own
+    by = judged[-1:] if grouped else []  # the reward model has its own reference policy
     branched = traits.explored and recipe.explore is not None and recipe.explore.rounds
     needs = (
         *((explore,) if traits.explored else ()),
@@ -303,26 +306,27 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
 
 
 def compares_expert(recipe: Recipe) -> bool:
-    """Return whether rows are made of the expert's episodes, or of branches of these."""
+    """Return whether the rows are made from the expert's episodes, or from episodes that branch off from them."""
     of_his = recipe.explore is not None and recipe.explore.traits.expert
     return of_his or (recipe.rows is not None and recipe.rows.traits.expert)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Return settings that are read up to the rows, if those up to the exploration are known.
+    """Return the keys of all settings that the rows depend on.
 
-    Reward models of earlier iterations are deleted, so nothing else can make the weights that follow from them.
+    Empty with a reward model in several iterations: its earlier versions are deleted, so the rows cannot be made again.
+    `before` holds the keys that the exploration depends on.
     """
     if recipe.reward_model is not None and recipe.iterations > 1:
         return ()
     if not before or not makes(recipe, "groups"):
         return before and (*before, "explore", "rows")
-    own = ("reward", "rows", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+    own = ("reward", "rows", "credit", "align.loss", "align.token_budget")  # a loss may choose the credit
     return (*before, "explore", *own)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:
-    """Return the score of a policy."""
+    """Return the stage that evaluates a policy."""
     does = "perturn.run.stages.evaluate_stage:evaluate"
     reads = reads and (*reads, *_SCORE)
     return Stage(f"evaluate-{policy}", "evaluate", does, needs, policy, iteration=iteration, reads=reads)

@@ -1,1 +1,1 @@
-"""Trajectories, pairs and groups on disk, TRL's format, and the run folder."""
+"""Files of trajectories, pairs and credits, and the run folder."""

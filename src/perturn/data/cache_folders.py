@@ -1,4 +1,4 @@
-"""Folders of things that can be made again: converted models, reference log-probabilities, indexes."""
+"""Cache folders for converted models, reference log-probabilities and indexes, which can be computed again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from perturn.errors import ConfigError
 from perturn.io.atomic_write import write_whole
 
 REFERENCE_GIGABYTES = 10.0
-"""Disk space for reference log-probabilities unless `PERTURN_REFERENCE_GB` says otherwise; a token takes 4 bytes."""
+"""Default limit of disk space for reference log-probabilities, in GB; a token takes 4 bytes. `PERTURN_REFERENCE_GB`
+sets another limit."""
 
 _ABANDONED = 24 * 3600
-"""Seconds after which a file that is still partial has no writer."""
+"""Seconds after which a partial file counts as abandoned."""
 
 
 def cache_folder() -> Path:
@@ -27,11 +28,11 @@ def cache_folder() -> Path:
 
 
 def content_digest(file: Path, least: int = 0) -> str:
-    """Return the SHA-256 of a file's content, which is read again only if the file's size or a time has changed.
+    """Return the SHA-256 of a file's content. The file is read again only if its size or a time has changed.
 
     Args:
         file: The file.
-        least: Bytes from which the digest is kept in the cache; a smaller file is read each time.
+        least: Smallest file, in bytes, whose digest is cached. A smaller file is read each time.
     """
     status = file.stat()
     if status.st_size < least:
@@ -46,10 +47,10 @@ def content_digest(file: Path, least: int = 0) -> str:
 
 
 def reference_bytes() -> int:
-    """Return the most that a folder of reference log-probabilities may take; `PERTURN_REFERENCE_GB` overrides it.
+    """Return the size limit, in bytes, of a folder of reference log-probabilities.
 
     Raises:
-        ConfigError: If the text is not a size.
+        ConfigError: If `PERTURN_REFERENCE_GB` is not a number >= 0.
     """
     said = os.environ.get("PERTURN_REFERENCE_GB", "")
     try:
@@ -62,15 +63,15 @@ def reference_bytes() -> int:
 
 
 def evict(folder: Path, pattern: str, most: int, keep: Path) -> None:
-    """Delete the files that were used longest ago, until the rest fits.
+    """Delete the least recently used files of a folder until the rest fits its size limit.
 
-    Other processes may do the same at the same time.
+    Other processes may call this function at the same time.
 
     Args:
-        folder: Where they are.
-        pattern: Of their names.
-        most: Bytes that may stay.
-        keep: A folder that stays, however large it is.
+        folder: The folder.
+        pattern: Pattern of the files' names.
+        most: Size limit, in bytes.
+        keep: A file that is never deleted, whatever its size.
     """
     files = sorted(_sizes(folder, pattern), reverse=True)
     left = most - sum(size for _, size, file in files if file == keep)
@@ -81,11 +82,11 @@ def evict(folder: Path, pattern: str, most: int, keep: Path) -> None:
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Delete partial files whose writer must be gone.
+    """Delete partial files that are old enough to be abandoned.
 
     Args:
-        folder: Where they are.
-        pattern: Of their names.
+        folder: The folder.
+        pattern: Pattern of the files' names.
     """
     for used, _, file in _sizes(folder, pattern):
         if used < time.time() - _ABANDONED:
@@ -93,13 +94,13 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
 
 
 def _remove(file: Path) -> None:
-    with suppress(PermissionError):  # another user's, who has a bound too
+    with suppress(PermissionError):  # it belongs to another user
         file.unlink(missing_ok=True)
 
 
 def _sizes(folder: Path, pattern: str) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each file was used last, its bytes, and the file."""
+    """Yield the time of last use (Unix seconds), the size in bytes, and the path of each file."""
     for file in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # another process was quicker
+        with suppress(FileNotFoundError):  # another process deleted it first
             about = file.stat()
             yield about.st_mtime, about.st_size, file

@@ -1,4 +1,4 @@
-"""Outcomes of stored episodes, read without their texts: of a run's thousands of episodes, mostly numbers are shown."""
+"""Outcomes of stored episodes, read without their texts, so that thousands of episodes can be shown quickly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Turn(TypedDict):
 
 
 class _Line(TypedDict):
-    """The part of a stored trajectory that is read; `data.store` has all of it."""
+    """The keys of a stored trajectory that are read here; `perturn.data.store` reads the whole trajectory."""
 
     task: _Task
     turns: NotRequired[list[_Turn]]
@@ -51,28 +51,29 @@ _LINE = TypeAdapter(_Line)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of one episode."""
+    """Outcome of one episode, in numbers."""
 
     task: str
     score: float
-    """Total reward; 0 of a FAILED episode."""
+    """Total reward; 0 for a FAILED episode."""
     success: bool
     failed: bool
     turns: int
     invalid: int
-    """Turns whose action broke the format, or that the environment did not understand."""
+    """Number of turns whose action broke the format, or was not understood by the environment."""
     surprise: float | None
-    """Mean negative log-probability of the tokens sampled in its own turns, in nats; None if none were recorded."""
+    """Mean negative log-probability, in nats, of the tokens sampled in the episode's own turns; None if not
+    recorded."""
     policy: str
-    """The policy that played it, and a hash of its weights."""
+    """Name of the policy that played the episode, with a digest of its weights."""
     kind: str = ""
     """Kind of the task."""
     unfinished: bool = False
-    """Whether it continues in the next iteration, so that score and success are not known yet."""
+    """Whether the episode continues in the next iteration, so that its score and success are not final."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """Return the outcomes of a file of trajectories; none if it is not there.
+    """Return the outcomes in a file of trajectories; an empty list if the file does not exist.
 
     Raises:
         RunError: If a complete line is not a trajectory.
@@ -83,10 +84,10 @@ def read_outcomes(file: Path) -> list[Outcome]:
 
 
 def parse_outcome(raw: bytes, where: str) -> Outcome:
-    """Return the outcome of one line of a file of trajectories.
+    """Return the outcome of a line in a file of trajectories.
 
     Raises:
-        RunError: If it is none.
+        RunError: If the line is not a trajectory.
     """
     try:
         row = _LINE.validate_json(raw, strict=True)
@@ -113,9 +114,9 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count episodes by how they ended, and their cost.
+    """Count episodes by outcome, and sum their turns and tokens.
 
-    `unfinished` and `filled_context` (truncated by the model's context) are only included if they are not 0.
+    The keys `unfinished` and `filled_context` (truncated by the model's context) exist only if they are not 0.
     """
     counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
     for one in trajectories:

@@ -1,7 +1,7 @@
-"""State of a run folder's files when they were finished, so that damage is seen and never read as a result.
+"""Seals of a run folder's finished files, so that damage is found before a file is read as a result.
 
-The manifest seals each file with its size, the time of its last change and its SHA-256. A file of the recorded size and
-time counts as whole, which costs no reading; a file with another time, as in a copied folder, is hashed.
+A seal in the manifest holds a file's size, the time of its last change and its SHA-256. A file with the recorded size
+and time counts as unchanged and is not read. A file with another time, for example in a copied folder, is hashed.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 
 Seals = dict[str, dict[str, Any]]
-"""File, as a path in the run folder, to its seal."""
+"""Seals of files, by the path in the run folder."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that has changed since it was written."""
+    """A file that has changed since it was sealed."""
 
     file: str
-    """Its path in the run folder."""
+    """Path of the file in the run folder."""
     stage: str | None
-    """Which stage made it; None: several share it."""
+    """Name of the stage that made the file. None: several stages share the file."""
     problem: str
-    """The fault, in a few words."""
+    """Description of the change."""
 
 
 def file_digest(path: Path) -> str:
-    """Return SHA-256 of a file."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(folder: Path, made: Iterable[Path], stage: str | None) -> Seals:
-    """Seal the files that a stage has finished.
+    """Return seals of the files that a stage has finished.
 
     Args:
-        folder: Of the run.
-        made: Files and folders in it; those that are not there are left out.
-        stage: Which stage made them; None: several share them.
+        folder: Folder of the run.
+        made: Files and folders in the run folder. Missing files are left out.
+        stage: Name of the stage that made the files. None: several stages share them.
     """
     files = [file for path in made for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
     return {str(file.relative_to(folder)): _seal(file, stage) for file in files if file.is_file()}
@@ -66,9 +66,9 @@ def find_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]], thorough: 
     """Return the files that have changed since they were sealed.
 
     Args:
-        folder: Of the run.
-        seals: What they were.
-        thorough: Hash every file, whatever its time.
+        folder: Folder of the run.
+        seals: Seals of the files, by path.
+        thorough: Whether to hash every file, whatever its time.
     """
     problems = {file: _problem(folder / file, one, thorough) for file, one in seals.items()}
     return [Damage(file, seals[file]["stage"], problem) for file, problem in problems.items() if problem]
@@ -89,10 +89,10 @@ def _problem(file: Path, one: Mapping[str, Any], thorough: bool) -> str | None:
 
 
 def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
-    """Forget what a user has removed: a stage with all its files, so that it runs again, or a shared file.
+    """Drop the seals of removed files. A stage counts as removed if all its files are gone, and then runs again.
 
     Returns:
-        The seals that are left, and the stages that are gone.
+        The remaining seals, and the names of the removed stages.
     """
     there = {one["stage"] or file for file, one in seals.items() if os.path.lexists(folder / file)}
     left = {file: one for file, one in seals.items() if (one["stage"] or file) in there}
@@ -100,7 +100,7 @@ def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
 
 
 def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to resume from, or to report on, files that have changed since they were written."""
+    """Raise a RunError if sealed files have changed, so that no command resumes from or reports on them."""
     damaged = find_damage(folder, seals)
     if damaged:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
@@ -111,7 +111,7 @@ def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a run folder; None if there is none.
+    """Return the manifest of a run folder; None if it has no manifest.
 
     Raises:
         RunError: If the file is not a manifest.
@@ -127,11 +127,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _known(note: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a stage in a manifest of whichever version; counts are always there."""
+    """Return the record of a stage from a manifest of any version, with empty counts if they are missing."""
     return {"counts": {}} | {key: value for key, value in note.items() if value is not None}
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """Return SHA-256 of a manifest without its own `sha256`, which is this."""
+    """Return the SHA-256 of a manifest without its key `sha256`, which holds this digest."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Turns from which explored episodes are resumed, and the values that they were chosen by."""
+"""Branching turns of explored episodes, and the values by which they were chosen."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from math import fsum
 
 @dataclass(frozen=True)
 class Forks:
-    """One explored episode: its branching turns, and the numbers by which they were chosen."""
+    """Branching turns of an explored episode, and the values by which they were chosen."""
 
     task: str
-    """Id of its task."""
+    """Id of the task."""
     sample: int
     """Index among the trajectories of the task."""
     turns: tuple[int, ...]
-    """In order."""
+    """Indices of the branching turns, in order."""
     seen: tuple[float, ...]
-    """For each turn of the episode, the value that decided: entropy, or the predicted probability of success, without
-    unit [turns]."""
+    """Value of each turn of the episode, by which turns were chosen [turns]: entropy in nats, or predicted probability
+    of success."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -28,7 +28,7 @@ class Forks:
 
 
 def fork_counts(found: Sequence[Forks]) -> dict[str, float]:
-    """Return how many turns were chosen (`forks`), in how many episodes (`forked`), and their `mean_turn`."""
+    """Return the numbers of branching turns (`forks`) and of episodes that have any (`forked`), and the `mean_turn`."""
     turns = [turn for each in found for turn in each.turns]
     mean = {"mean_turn": round(fsum(turns) / len(turns), 4)} if turns else {}
     return {"forks": len(turns), "forked": sum(bool(each.turns) for each in found), **mean}

@@ -1,4 +1,4 @@
-"""The credit's account of every episode that was asked for."""
+"""Account of all requested episodes in the credit stage: which are trained on, and why others are not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perturn.errors import DataError
 from perturn.types import SPARSE, Trajectory, are_factors, failed, score, succeeded, unfinished
 
 BINS = ("trained", "no_spread", "failed", "stale", "cut", "filtered")
-"""Where an episode that was asked for ends: in exactly one of these."""
+"""Categories of requested episodes. Each episode is in exactly one category."""
 
 FAILURES = ("leave_out", "zero")
-"""Ways to treat an episode that FAILED in the statistics of its group: it does not count, or counts with score 0."""
+"""Treatments of a FAILED episode in the statistics of its group: it does not count, or it counts with score 0."""
 
 ROUNDING = 1e-9
-"""Weights and differences of scores this small are rounding error of sums of decimals, and count as 0."""
+"""Weights and score differences up to this size count as 0, since sums of decimals have rounding errors."""
 
 Weights = Sequence[Sequence[float]]
 """Weights of a group's turns, without unit `[trajectories][turns]`."""
@@ -26,18 +26,19 @@ Weights = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class CreditRow:
-    """One episode that was asked for: where it ended, and the weight of each of its turns."""
+    """Category of a requested episode, and the weights of its turns."""
 
     task: str
     """Id of its task."""
     sample: int
     """Index among the trajectories of the task."""
     bin: str
-    """One of BINS."""
+    """Category of the episode, one of BINS."""
     weight: tuple[float, ...]
-    """Weight of each turn as the credit gave it, without unit [turns]; training reads only the weights of `trained`."""
+    """Weight of each turn from the credit, without unit [turns]. Training reads only the weights of `trained`
+    episodes."""
     clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
-    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
+    """Factor on the clip range of each turn, > 0, without unit [turns]. None: the factors are 1."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -49,7 +50,7 @@ def read_credits(file: str | os.PathLike[str]) -> list[CreditRow]:
     """Return the rows of a file of credits, in order.
 
     Raises:
-        DataError: If a line is malformed, of no known bin, or a second one of the same episode.
+        DataError: If a line is malformed, has an unknown category, or repeats an episode.
     """
     found: dict[tuple[str, int], CreditRow] = {}
     for number, row in enumerate(read_records(file, CreditRow), start=1):
@@ -64,7 +65,7 @@ def read_credits(file: str | os.PathLike[str]) -> list[CreditRow]:
 
 
 def write_credits(file: str | os.PathLike[str], rows: Iterable[CreditRow]) -> int:
-    """Write or replace a file of credits, completely or not at all; returns its number of rows."""
+    """Write or replace a file of credits, completely or not at all; return the number of rows."""
     rows = list(rows)
     for row in rows:
         _check(row, "")
@@ -84,7 +85,7 @@ def _check(row: CreditRow, where: str) -> None:
 
 
 def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:
-    """Return whether a trajectory counts in the statistics of its group, by one of FAILURES."""
+    """Return whether a trajectory counts in the statistics of its group; `failures` is one of FAILURES."""
     return failures == "zero" or not failed(trajectory)
 
 
@@ -104,32 +105,34 @@ def ledger(
     stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
-    """Put each episode in exactly one of BINS: the first of these that holds.
+    """Assign each episode to one of BINS: the first in this list that applies.
 
-    - failed: its status is FAILED. By `failures` it did not count in its group's statistics, or with score 0.
+    - failed: its status is FAILED. `failures` says how it counted in its group's statistics.
     - stale: its group has tokens of a policy that is too old.
-    - no_spread: every weight of its group is 0, for example because it alone counts and the credit has no other
-      baseline; or it has no turn.
-    - cut: not even its first turn fits the length limit of training.
-    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or its
-      signals leave it out. It counted in its group's statistics.
-    - trained.
+    - no_spread: it has no turn, or all weights of its group are 0, for example because the group has no other episode
+      for a baseline.
+    - cut: its first turn exceeds the length limit of training.
+    - filtered: its signals leave it out, or all outcomes of its group are equal and such groups are dropped. It counted
+      in its group's statistics.
+    - trained: all other episodes.
 
     Args:
-        groups: Trajectories of a task each.
-        weights: Of each group, as a credit gave them.
-        clips: Factors on the clip ranges of the turns of each group, where the credit gave some.
-        drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
-        too_long: Keys of the trajectories that do not fit.
-        filtered: Keys of the trajectories that are left out.
-        stale: Keys of the trajectories of groups that are too old.
+        groups: Groups; each holds the trajectories of one task.
+        weights: Weights of each group's turns from the credit, without unit [groups][trajectories][turns].
+        clips: Factors on the clip ranges of each group's turns, in the same shape; None for trajectories without
+            factors.
+        drop_equal_outcomes: Whether to leave out groups whose trajectories all have the same score and the same
+            success.
+        too_long: Keys of the trajectories whose first turn exceeds the length limit.
+        filtered: Keys of the trajectories that their signals leave out.
+        stale: Keys of the trajectories in groups with tokens of a policy that is too old.
         failures: One of FAILURES.
 
     Returns:
         One row per trajectory, in the order of the groups.
 
     Raises:
-        DataError: If a trajectory has not one finite weight for each of its turns.
+        DataError: If a trajectory does not have a finite weight for each of its turns.
     """
     rows = []
     none = [[None] * len(group) for group in groups]
@@ -175,7 +178,7 @@ def _is_zero(weights: Weights) -> bool:
 
 
 def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
-    """Return whether all trajectories of a group have one score and one success; FAILED counts as 0 and none."""
+    """Return whether all scores and successes of a group are equal; a FAILED episode has score 0 and no success."""
     if any(map(unfinished, group)):
         return False
     scores = [score(one) for one in group]
@@ -185,16 +188,17 @@ def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
 def counts_of(
     groups: Sequence[Sequence[Trajectory]], rows: Iterable[CreditRow], failures: str = "leave_out"
 ) -> dict[str, int]:
-    """Return counts of a ledger.
+    """Return the counts of an account of episodes.
 
     Args:
-        groups: Trajectories of a task each.
-        rows: Their rows, as `ledger` gives them.
+        groups: Groups; each holds the trajectories of one task.
+        rows: Rows of `ledger` for these groups.
         failures: One of FAILURES.
 
     Returns:
-        `asked`; the episodes of each of BINS, which sum to it; `groups`; and of these `alone` (in which one trajectory
-        counts, or none), and among the others, each counted by itself, `equal_outcomes` and `zero_credit`.
+        `asked`: number of episodes; for each of BINS its number of episodes, which sum to `asked`; `groups`: number of
+        groups; `alone`: groups in which at most one trajectory counts. Among the other groups, `equal_outcomes` and
+        `zero_credit` count groups with equal outcomes and groups whose weights are all 0; a group may count in both.
     """
     rows = list(rows)
     weight = {row.key: row.weight for row in rows}

@@ -1,7 +1,7 @@
-"""Digests of the files outside a run's folder that the run reads, so that a change is found.
+"""Digests of a run's input files from outside its folder, so that changes of these files are found.
 
-The manifest holds size, times of the last change and SHA-256 of each file. A file of equal size and times counts as
-unchanged, which costs a look at its status. A file of another time is hashed: equal content is fine, whatever its time.
+The manifest holds the size, the times of the last change and the SHA-256 of each file. A file with equal size and times
+counts as unchanged and is not read. A file with another time is hashed, and counts as unchanged if its digest is equal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 
 Inputs = dict[str, dict[str, Any]]
-"""For each dotted key of a setting, the input that it named when the run was made, as
-`perturn.data.run_files.Input`."""
+"""Recorded inputs, as `perturn.data.run_files.Input`, by the dotted key of the setting that names the input."""
 
 KEPT_FROM = 1 << 28
-"""Bytes of a file from which its digest is kept in the user's cache too, so that other runs need not hash it again."""
+"""Smallest file, in bytes, whose digest is also kept in the user's cache, so that other runs need not hash the file."""
 _SHOWN = 12
-"""Digits of a digest in a message."""
+"""Number of a digest's digits in a message."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Files:
     """The files that a setting names."""
 
     folder: Path
-    """Folder that the names of the files are relative to; absolute."""
+    """Absolute path of the folder to which the files' names are relative."""
     files: Mapping[str, Path]
 
     def outside(self, folder: Path) -> Files:
-        """Return the files that do not lie in a folder."""
+        """Return the files that are not in a folder."""
         return Files(
             self.folder, {name: file for name, file in self.files.items() if not file.is_relative_to(folder)}
         )
@@ -45,26 +44,26 @@ class Files:
 
 @dataclass(frozen=True)
 class Change:
-    """An input that has changed since the run was made."""
+    """A change of an input since the run was made."""
 
     setting: str
     given: str
-    """The text of the setting."""
+    """Value of the setting, such as a path."""
     problem: str
-    """The change, in words."""
+    """Description of the change."""
     gone: bool
-    """Whether there is no file or folder where the setting points."""
+    """Whether the file or folder that the setting names is missing."""
     was: str
-    """Where it was."""
+    """Path of the input when the run was made."""
     elsewhere: bool
-    """Whether the setting is a relative path, which leads to another place from here."""
+    """Whether the setting now leads to another folder, since it is a relative path."""
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.problem}"
 
 
 def gather(folder: Path | None, files: Iterable[Path]) -> Files:
-    """Return files with their names in a folder; without one in the folder that holds all of them."""
+    """Return files by their names relative to a folder; None means the folder that contains all of them."""
     found = list(files)
     if folder is None:
         folder = Path(os.path.commonpath([file.parent for file in found])) if found else Path()
@@ -77,11 +76,11 @@ def record(
     """Return the manifest's entry of an input.
 
     Args:
-        given: The text of the setting.
-        kind: What the text is; see `perturn.bounds.Outside`.
-        found: The files that it names.
-        known: What the manifest held of it before. A file of the same size and time keeps its digest.
-        thorough: Read every file, whatever is known of it.
+        given: Value of the setting, such as a path.
+        kind: Kind of the setting; see `perturn.bounds.Outside`.
+        found: Files that the setting names.
+        known: The manifest's entry so far. A file with the same size and times keeps its recorded digest.
+        thorough: Whether to read every file, even if its size and times are unchanged.
 
     Raises:
         RunError: If a file cannot be read.
@@ -99,7 +98,7 @@ def _state(file: Path, known: Mapping[str, Any] | None, least: int | None) -> di
         state = {
             "bytes": status.st_size,
             "modified_ns": status.st_mtime_ns,
-            "changed_ns": status.st_ctime_ns,  # nobody can set it back, as `cp -p` does the other
+            "changed_ns": status.st_ctime_ns,  # `cp -p` can set the modification time, but not this time
         }
         if known is not None and known.items() >= state.items():
             return dict(known)
@@ -109,7 +108,7 @@ def _state(file: Path, known: Mapping[str, Any] | None, least: int | None) -> di
 
 
 def compare(setting: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change | None:
-    """Return how an input has changed since; None if it has not."""
+    """Return the change of an input between two entries of a manifest; None if it has not changed."""
     then, files = before["files"], now["files"]
     given, folder = before["given"], Path(before["folder"])
     was = str(folder / next(iter(then))) if len(then) == 1 else str(folder)
@@ -134,14 +133,14 @@ def compare(setting: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def recorded_files(noted: Mapping[str, Any]) -> Files:
-    """Return the files of a recorded input that are still where they were."""
+    """Return the files of a recorded input that still exist at their recorded paths."""
     folder = Path(noted["folder"])
     files = {name: folder / name for name in noted["files"]}
     return Files(folder, {name: file for name, file in files.items() if file.is_file()})
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files in a folder and below it, links followed; not hidden ones, Python's caches and other runs."""
+    """Yield all files below a folder, following links, without hidden files, Python's caches and other runs."""
     seen, waiting = set[str](), [folder]
     while waiting:
         here = waiting.pop()
@@ -158,7 +157,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def same_inputs(ours: Inputs, theirs: Inputs, reads: Iterable[str]) -> bool:
-    """Return whether the inputs that a stage reads are equal in two runs, as far as both recorded them."""
+    """Return whether two runs have equal inputs for a stage. Inputs that only one run recorded do not count."""
     keys = [key for key in ours.keys() & theirs.keys() if is_read(key, reads)]
     return all(_digests(ours[key]) == _digests(theirs[key]) for key in keys)
 

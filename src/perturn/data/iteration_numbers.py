@@ -1,4 +1,4 @@
-"""Numbers of an iteration: where its episodes ended, and metrics of its training."""
+"""Figures of an iteration: how its episodes were used, and metrics of its training."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
-"""Counts of groups besides the bins, as in `data.groups.counts_of`."""
+"""Counts of groups in the result of `perturn.data.group_account.counts_of`."""
 _BESIDE = ("cut", "steps_")
-"""How counts of the pair stage begin that are of kept episodes, or of the expert's steps, and no bin."""
+"""Prefixes of the pair stage's counts that are no bins, since they count kept episodes or the expert's steps."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
-"""Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
-are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
+"""Categories of an explored trajectory for row makers that train on single trajectories: the first that applies.
+`repeated`: an earlier trajectory of the task has equal actions, or the expert's episode if the row maker uses it."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
-"""Stages that record where explored episodes ended; a run has one of them."""
+"""Stages that record how explored episodes were used. A run has one of these stages."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
-"""Stages of an iteration."""
+"""Stages of an iteration, in order."""
 
 
 def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return counts of the stage that records where explored episodes ended; empty before it is done.
+    """Return the counts of the stage that records how explored episodes were used; empty before this stage is done.
 
     Args:
-        notes: What the manifest has of an iteration's stages, by name.
+        notes: The manifest's records of an iteration's stages, by name.
     """
     return next((found for name in _ACCOUNTS if (found := notes[name].get("counts"))), {})
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
-    """Return where each episode that was asked for ended: by the account of a credit, of pairs, or of outcomes.
+    """Return how the episodes of an iteration were used, from the counts of the stage credit, pair or outcomes.
 
     Args:
-        noted: Counts of the stage.
-        explored: Episodes that were explored, which pairs and outcomes do not count.
+        noted: Counts of the stage, from the manifest.
+        explored: Number of explored episodes, which the counts of pairs and outcomes lack.
 
     Returns:
-        `asked`, `bins` (which sum to it) and `groups` (counts of groups, for a credit); `unit`: both count `episodes`,
-        or `memberships`, where pairs share their first turns: an explored episode is in a group for each turn that it
-        branches at; `steps` of explored episodes, from one branching turn to the next; or `nodes`, of trees, that
-        were left by different steps. None if nothing was counted.
+        A dictionary, or None if nothing was counted. `asked`: the total; `bins`: counts that sum to `asked`; `groups`:
+        counts of groups, for a credit; `unit`: the counted unit. Its values are `episodes`; `memberships`, where an
+        episode counts once for each turn at which it branches; `steps`, from one branching turn of an episode to the
+        next; and `nodes` of trees at which several different actions were taken.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:
@@ -63,9 +63,9 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
 
 def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return means of the logged metrics over an iteration's optimizer steps, a row per step.
+    """Return the means of logged metrics over an iteration's optimizer steps. `rows` has a row for each step.
 
-    None for metrics that were not logged.
+    A metric that was not logged is None.
     """
     entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
     found = [value for value in entropies if value is not None]
@@ -76,7 +76,7 @@ def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "entropy": fmean(found) if found else None,
         "kl": _mean(rows, "kl/turns"),
         "clip_share": _mean(rows, "clip_share"),
-        "mismatch": _mean(rows[:1], "behavior_kl"),  # nothing has moved yet
+        "mismatch": _mean(rows[:1], "behavior_kl"),  # before any update
     }
 
 
@@ -87,7 +87,7 @@ def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a logged value is a finite number; a whole number beyond the range of a float is none."""
+    """Return whether a logged value is a finite number. A whole number beyond the range of a float is not."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Origins of episodes: which episode branches from which, the best episode of a task, and shared turns."""
+"""Relate episodes of a task: branches of an episode, the best episode, and equal actions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from perturn.types import Trajectory, failed
 
 
 def actions_of(trajectory: Trajectory) -> list[object]:
-    """Return text and tool calls of each turn: native calls can differ where all texts are empty."""
+    """Return the text and the tool calls of each turn's action. Native calls can differ even if all texts are empty."""
     return [(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
 
 
 def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
-    """Return the first episode of each task with the highest total reward; FAILED and empty episodes do not count."""
+    """Return, for each task, the episode with the highest total reward. FAILED and empty episodes do not count."""
     best: dict[str, Trajectory] = {}
     for expert in experts:
         if failed(expert) or not expert.turns:
@@ -27,7 +27,7 @@ def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
 
 
 def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
-    """Return the trajectory with at most this number of turns; its total reward still counts the whole episode."""
+    """Return a trajectory cut to at most `turns` turns. Its total reward stays the reward of the whole episode."""
     if len(trajectory.turns) <= turns:
         return trajectory
     return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True)
@@ -36,14 +36,14 @@ def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
 def branches_of(
     explored: Sequence[Trajectory], branches: Iterable[Trajectory]
 ) -> list[dict[int, list[Trajectory]]]:
-    """Return branches of each explored episode, by the number of turns that they share with it.
+    """Return the branches of each explored episode, by the number of turns that a branch takes over from it.
 
     Args:
-        explored: Explored episodes, or the expert's where branches start there.
-        branches: Episodes that branch from them.
+        explored: Explored episodes, or expert episodes if the branches start from these.
+        branches: Episodes that branch from the explored episodes.
 
     Raises:
-        DataError: If one is of none of them.
+        DataError: If a branch starts from an episode that is missing.
     """
     found: dict[tuple[str, int | None], dict[int, list[Trajectory]]] = {one.key: {} for one in explored}
     for one in sorted(branches, key=lambda one: one.key):

@@ -1,4 +1,4 @@
-"""Trajectories and pairs as JSON data, a line each: read as strictly as written."""
+"""Convert trajectories and pairs to lines of JSON and back. Both directions make the same checks."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ VERSION = 1
 """Version of the line format, written in every trajectory."""
 
 LARGEST = 1e150
-"""Of a reward and a log-probability, so that no sum and no square of them is too large for a float."""
+"""Largest absolute value of a reward or log-probability, so that sums and squares fit in a float."""
 
 _T = TypeVar("_T")
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the trajectory as JSON data, with the version of the format; refused if it could not be read back.
+    """Return a trajectory as JSON data, with the version of the format.
 
-    Tuples become lists. What else JSON cannot hold exactly is a `DataError` with the path of the value.
+    Tuples become lists. Raises a `DataError` with the path of the value if JSON cannot represent a value exactly.
     """
     return _to_dict(trajectory)
 
@@ -52,36 +52,36 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
     """Return the trajectory that `trajectory_to_dict` wrote.
 
-    Keys whose field in `types` has a default may be left out. Anything else amiss is a `DataError` that opens
-    with the path of the value, such as `turns[3].action.token_ids`.
+    Keys whose field in `perturn.types` has a default may be missing. Any other fault is a `DataError`, whose message
+    begins with the path of the value, such as `turns[3].action.token_ids`.
     """
     return _validate(Trajectory, record)
 
 
 def pair_from_dict(record: Mapping[str, Any]) -> PreferencePair:
-    """Return the pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
+    """Return the pair from the JSON data of a line of `write_pairs`. Faults raise a `DataError`."""
     return _validate(PreferencePair, record)
 
 
 def line_of(value: Any) -> bytes:
-    """Return a dataclass as one line of ASCII: no character of a text can end it early, in any reader's opinion.
+    """Return a dataclass as one line of ASCII JSON, so that no character of a text can end the line.
 
     Raises:
-        DataError: If it could not be read back; with the path of the value.
+        DataError: If the line could not be read back; names the path of the value.
     """
     text = json.dumps(_to_dict(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.encode("ascii") + b"\n"
 
 
 def parse_line(kind: type[_T], raw: bytes, where: str) -> _T:
-    """Return the dataclass of a line that `line_of` made.
+    """Return the dataclass from a line of `line_of`.
 
     Raises:
-        DataError: If anything is amiss; it opens with `where`, such as the file and the line's number.
+        DataError: If the line is wrong. The message begins with `where`, such as the file and the line's number.
     """
     try:
         return cast(_T, _validator(kind).validate_json(raw))
-    except ValidationError:  # it is wrong; or a world's data has half a surrogate pair, which Python reads
+    except ValidationError:  # wrong, or an environment's data has half a surrogate pair, which Python reads
         data = parse_json(raw, where, DataError, "Correct or delete the line.")
     try:
         return _validate(kind, data)
@@ -96,7 +96,7 @@ def _to_dict(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
-    """Return dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
+    """Return a value with dataclasses and mappings as dicts, and tuples as lists."""
     if not levels:
         raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
     if is_dataclass(value):
@@ -120,7 +120,7 @@ def _is_left_out(value: Any, each: Field[Any]) -> bool:
     return bool(getattr(value, each.name) == default)
 
 
-# What is on a line: a schema for each type of `types`. A check of ours says its fault as it goes on after the path.
+# The schema of a line: a schema for each type of `perturn.types`. The messages of the checks here continue the path.
 
 
 def _check_version(value: Any) -> None:
@@ -137,14 +137,14 @@ def _check_status(value: Any) -> Status:
 
 
 def _check_data(value: Any, halves: bool = True) -> Any:
-    """Return an environment's own data, which must be unchanged after a round trip through JSON."""
+    """Return an environment's own data if a round trip through JSON does not change it."""
     if problem := fault(value, "", halves=halves):
         raise ValueError(problem)
     return value
 
 
 def _check_shown(value: Any) -> Any:
-    """Return the data that a policy is shown."""
+    """Return data that a policy sees if it is plain data; see `perturn.io.plain_data`."""
     return _check_data(value, halves=False)
 
 
@@ -202,7 +202,7 @@ def _checked(check: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
 
 _OBJECT = core_schema.dict_schema(strict=True)
 _OF_TYPES: dict[Any, CoreSchema] = {
-    str: core_schema.str_schema(strict=True, min_length=0),  # having a bound, its Unicode is checked too
+    str: core_schema.str_schema(strict=True, min_length=0),  # pydantic checks Unicode only with a bound
     bool: core_schema.bool_schema(strict=True),
     int: core_schema.int_schema(strict=True, ge=0),
     float: core_schema.float_schema(strict=True, allow_inf_nan=False, ge=-LARGEST, le=LARGEST),
@@ -215,7 +215,7 @@ _OF_FIELDS = {
     (Trajectory, "seed"): core_schema.int_schema(strict=True),
     (Turn, "follows"): core_schema.nullable_schema(core_schema.int_schema(strict=True, ge=OPENS)),
 }
-"""Fields that take other than their type does elsewhere."""
+"""Fields whose values have another schema than other values of their type."""
 _CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePair: _check_pair}
 _CHECKS[Trajectory] = _check_trajectory
 _CHECKS[WeightedTrajectory] = _check_weighted
@@ -231,12 +231,12 @@ def _schema(hint: Any) -> CoreSchema:
 
 
 def _record(kind: Any) -> CoreSchema:
-    """Return a dataclass: fields without a default are required, and other keys refused.
+    """Return the schema of a dataclass. Fields without a default are required, and other keys are rejected.
 
-    Its `__post_init__` is not called: the schemas make the same checks.
+    `__post_init__` is not called, since the schemas make the same checks.
     """
     hints, keys = get_type_hints(kind), []
-    if kind is Trajectory:  # before all others, since a newer one has other keys; checked, and not kept
+    if kind is Trajectory:  # checked first, since a newer version has other keys; not kept
         version = core_schema.no_info_plain_validator_function(_check_version)
         keys.append(core_schema.dataclass_field("version", version, init_only=True))
     for each in fields(kind):
@@ -262,7 +262,7 @@ _KINDS = {
     "remaining": Remaining,
     "opening": Opening,
 } | dict.fromkeys(("chosen", "rejected", "trajectory"), Trajectory)
-"""Keys of a record, each with the kind of its value."""
+"""Classes of the values of a record, by key."""
 
 
 def _validator(kind: type) -> SchemaValidator:
@@ -272,7 +272,7 @@ def _validator(kind: type) -> SchemaValidator:
 
 
 def _validate(kind: type[_T], record: Any) -> _T:
-    """Turn JSON data into its value, or a `DataError` that opens with the path of the first mistake."""
+    """Return JSON data as a dataclass, or raise a `DataError` that begins with the path of the first fault."""
     try:
         return cast(
             _T, _validator(kind).validate_python(dict(record) if isinstance(record, Mapping) else record)
@@ -282,11 +282,11 @@ def _validate(kind: type[_T], record: Any) -> _T:
 
 
 weighted_from_dict = partial(_validate, WeightedTrajectory)
-"""The trajectory with weights of a line of `write_records`; anything amiss is a `DataError`."""
+"""Return the weighted trajectory from the JSON data of a line of `write_records`. Faults raise a `DataError`."""
 
 
 def _explain(error: ValidationError, kind: type) -> str:
-    """Return the first mistake, in our words."""
+    """Return a message about the first fault."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "unexpected_keyword_argument":
         *inside, key = first["loc"]
@@ -300,25 +300,25 @@ def _explain(error: ValidationError, kind: type) -> str:
 
 
 _TEXTS = ("text", "input_text", "output_text")
-"""Types of parts that hold a text under `text`."""
+"""Types of content parts that hold a text under `text`."""
 _THOUGHTS = ("reasoning", "thinking")
-"""Types of parts that hold a thought under their own name."""
+"""Types of content parts that hold a thought under the name of the type."""
 _PARTS = {
     *(*_TEXTS, *_THOUGHTS, "audio", "audio_url", "document", "file", "image", "image_url", "input_audio"),
     *("input_file", "input_image", "refusal", "video", "video_url"),
 }
-"""Types of parts in the public formats."""
+"""Types of content parts in public chat formats."""
 
 
 class Said(NamedTuple):
-    """Text and thought of an assistant message."""
+    """The text and the thought of an assistant message."""
 
     text: str
     reasoning: str = ""
 
 
 def flatten(content: Any, where: str) -> Any:
-    """Return parts of text as one text; any other content unchanged, since many chat templates accept text alone.
+    """Return a list of text parts as one text, since many chat templates accept text alone; other content unchanged.
 
     Raises:
         DataError: If a part is not text.
@@ -329,10 +329,10 @@ def flatten(content: Any, where: str) -> Any:
 
 
 def flatten_said(content: Any, where: str) -> Said | Any:
-    """Return parts of an assistant message as one text and one thought; any other content unchanged.
+    """Return a list of an assistant message's parts as one text and one thought; other content unchanged.
 
     Raises:
-        DataError: If a part is neither text, refusal nor thought.
+        DataError: If a part is not a text, a refusal or a thought.
     """
     if not isinstance(content, list):
         return content
@@ -350,10 +350,10 @@ def flatten_said(content: Any, where: str) -> Said | Any:
 
 
 def tool_text(content: Any, where: str) -> str:
-    """Return the result of a tool as text: text and its parts unchanged, any other data as JSON text.
+    """Return the result of a tool as text: texts and text parts unchanged, other data as JSON.
 
     Raises:
-        DataError: If it holds a part that is not text, such as an image.
+        DataError: If the result has a part that is not text, such as an image.
     """
     if isinstance(content, str):
         return content

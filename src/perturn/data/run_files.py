@@ -1,6 +1,6 @@
-"""The files of a run folder that are not episodes, and the content that `report` and `watch` need.
+"""Read and check the files of a run folder that hold no episodes, for `perturn report` and `perturn watch`.
 
-A run folder may come from another version, another machine or another person. Further keys are kept unchanged.
+A run folder may come from another version, machine or person. Unknown keys are kept unchanged.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from perturn.traits import traits_of
 REMEDY = "Restore it, or run the stage that writes it again."
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-"""Seconds, gigabytes, moments."""
+"""A number of seconds or gigabytes, or a time in Unix seconds."""
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)] | None
-"""A float in JSON; text where it was not finite."""
+"""A number in JSON, or null."""
 
 
 def _inside(path: str) -> str:
@@ -46,11 +46,11 @@ def _inside(path: str) -> str:
 
 
 Inside = Annotated[str, AfterValidator(_inside)]
-"""Path of a file in the run folder."""
+"""Path of a file, relative to the run folder."""
 
 
 class StageNote(TypedDict):
-    """A stage in the manifest."""
+    """Record of a stage in the manifest."""
 
     seconds: NotRequired[Amount | None]
     peak_memory_gb: NotRequired[Amount | None]
@@ -73,7 +73,8 @@ class InputFile(TypedDict):
     bytes: Count
     modified_ns: int
     changed_ns: NotRequired[int]
-    """Time of the last change of content or status, which no program can set back; earlier versions lack it."""
+    """Time of the last change of content or status, in nanoseconds. No program can set it back. Files of earlier
+    versions lack it."""
     sha256: str
 
 
@@ -123,7 +124,7 @@ class Progress(TypedDict):
 
 
 class Holder(TypedDict):
-    """`.holder`: the process that has the run folder; it is removed when the folder is left."""
+    """`.holder`: the process that holds the run's lock. The file is removed when the lock is released."""
 
     host: str
     pid: Annotated[int, Field(ge=0, lt=2**31)]
@@ -131,7 +132,7 @@ class Holder(TypedDict):
 
 
 class Departure(TypedDict):
-    """A setting in which a run is not its protocol."""
+    """A setting in which a run departs from its named protocol."""
 
     here: Any
     protocol: Any
@@ -158,7 +159,7 @@ class Metrics(TypedDict):
 
 
 class Confidences(TypedDict):
-    """A side of a line of `metrics/confidence.jsonl`."""
+    """One side of a pair in a line of `metrics/confidence.jsonl`."""
 
     confidence: list[Number]
     weight: list[Number]
@@ -166,7 +167,7 @@ class Confidences(TypedDict):
 
 
 class Reference(TypedDict):
-    """A side of a line of `metrics/reference.jsonl`."""
+    """One side of a pair in a line of `metrics/reference.jsonl`."""
 
     ids: list[Count]
     turn: list[Count]
@@ -174,10 +175,10 @@ class Reference(TypedDict):
 
 
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
-    """Return a file that is one JSON object; None if it is not there. NaN and 1e999, which JSON lacks, read as null.
+    """Return the JSON object of a file; None without the file. Values that JSON lacks, NaN and 1e999, become null.
 
     Raises:
-        RunError: If it cannot be read, or is not of its shape.
+        RunError: If the file cannot be read or does not match the shape.
     """
     if not file.is_file():
         return None
@@ -188,7 +189,7 @@ def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
 
 
 def _unicode(data: Any, text: str | bytes, where: str) -> Any:
-    """Return the data itself, whose texts can be printed and name files: no half of a surrogate pair is in them."""
+    """Return the data unchanged if its texts are valid Unicode, so that they can be printed and name files."""
     half = b"\\ud" in text.lower() if isinstance(text, bytes) else "\\ud" in text.lower()
     if half and not is_unicode(json.dumps(data, ensure_ascii=False)):
         raise RunError(f"{where}: expected valid Unicode, got half of a surrogate pair. {REMEDY}")
@@ -196,12 +197,12 @@ def _unicode(data: Any, text: str | bytes, where: str) -> Any:
 
 
 def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one per line, without a last line that is being written.
+    """Return the JSON objects of a file, one per line, without a last line that is still being written.
 
-    None without the file.
+    Without the file, return an empty list.
 
     Raises:
-        RunError: If the file cannot be read, or a line is not of its shape.
+        RunError: If the file cannot be read or a line does not match the shape.
     """
     rows = []
     for number, line in complete_lines(file, RunError, REMEDY) if file.is_file() else ():
@@ -212,10 +213,10 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
 
 
 def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
-    """Return rows that give each side of a pair lists of equal length.
+    """Return the rows of a file in which each side of a pair has lists of equal length.
 
     Raises:
-        RunError: If the file cannot be read, or a line is not of this shape.
+        RunError: If the file cannot be read, or a side does not match the shape.
     """
     rows = read_notes(path, dict[str, Any])
     for number, row in enumerate(rows, start=1):
@@ -228,28 +229,28 @@ def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
 
 
 def parse_settings(text: str, where: str) -> Mapping[str, Any]:
-    """Return the settings of a recorded recipe, whichever version wrote it; empty if it holds none.
+    """Return the settings of a recorded recipe of any version; empty if the text is not a mapping.
 
     Raises:
-        RunError: If it is no YAML.
+        RunError: If the text is not YAML.
     """
     settings = parse_yaml(text, where, RunError)
     return settings if isinstance(settings, Mapping) else {}
 
 
 def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
-    """Keep the text of each token id that occurs in a run, so that a reader needs no tokenizer.
+    """Store the text of each token id that occurs in a run, so that readers need no tokenizer.
 
     Args:
-        file: Of the texts.
-        ids: Token ids; known ids are not changed.
+        file: File of the texts, by token id.
+        ids: Token ids. The stored texts of known ids are not changed.
         tokenizer: Tokenizer of the run's policies.
     """
     noted: dict[str, str] = read_note(file, dict[str, str]) or {}
     missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
     if not missing:
         return
-    anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token may lose a leading space
+    anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token may lose its leading space
     before = tokenizer.decode([anchor])
     for token in missing:
         noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)
@@ -257,11 +258,11 @@ def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
 
 
 _ALWAYS = ("perturn", "torch", "transformers", "accelerate")
-"""Distributions that any result depends on."""
+"""Distributions that every result depends on."""
 
 
 def versions(recipe: Recipe) -> dict[str, str]:
-    """Return versions of Python and of the packages that a result depends on, if they are installed."""
+    """Return the versions of Python and of the installed packages that a run's results depend on."""
     names = dict.fromkeys((*_ALWAYS, *_distributions(recipe)))
     found = {name: _version(name, tuple(sys.path)) for name in names}
     return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
@@ -269,7 +270,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
 
 @cache
 def _version(distribution: str, path: tuple[str, ...]) -> str | None:
-    """Return the version of a distribution that is installed on a path; None: it is not."""
+    """Return the version of a distribution; None if it is not installed. `path` is the search path, for the cache."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -277,7 +278,7 @@ def _version(distribution: str, path: tuple[str, ...]) -> str | None:
 
 
 def _distributions(recipe: Recipe) -> Iterator[str]:
-    """Yield distributions that the parts of a recipe name, and those that foreign entries come from."""
+    """Yield the distributions that the parts of a recipe declare, and the packages of entries from other packages."""
     stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
     worlds = {
         "environments": recipe.environment or {},
@@ -297,7 +298,7 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the machine, in a few numbers."""
+    """Return a short description of the machine."""
     return {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -308,7 +309,7 @@ def hardware() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the source this runs from, marked if files differ from it; None outside a checkout."""
+    """Return the commit of the running source code, with `-dirty` if files differ from it; None outside a checkout."""
     here = Path(__file__).parent
     try:
         found = subprocess.run(

@@ -1,4 +1,4 @@
-"""The run folder: resolved recipe, manifest, and where everything lies."""
+"""The run folder, with its lock, resolved recipe and manifest."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from perturn.train_processes import holds_run
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-"""How often `progress.json` is touched while a stage runs."""
+"""Seconds between two updates of `progress.json` while a stage runs."""
 
 
 class Run:
-    """A run folder, locked by this process until it is closed.
+    """A run folder, which this process locks until `close`.
 
-    Opening it never overwrites the results of another recipe. Of processes that train together, only the first holds
-    the folder; the others do not know what is done. Where a driver has started them (the setting `launch`), the driver
-    holds it.
+    Opening a folder never overwrites the results of another recipe. Of processes that train together, only the first
+    process holds the lock and reads the manifest. If a driver started them (the setting `launch`), the driver holds the
+    lock.
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        """Open the recipe's run folder, making it if there is none.
+        """Open the recipe's run folder, which is created if missing.
 
         Raises:
-            RunError: If the folder was made by another recipe, or another process works in it.
+            RunError: If the folder belongs to another recipe, or another process holds its lock.
         """
         self.recipe = recipe
         self.folder = run_folder(recipe)
         self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
-        """The stages that this call will run, for watchers."""
+        """Stages that this call will run, for `perturn watch`."""
         self.manifest: dict[str, Any] = {"stages": {}, "files": {}}
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
@@ -75,8 +75,8 @@ class Run:
             raise
 
     def _begin(self) -> None:
-        """Make missing files, and read the manifest; this process holds the lock."""
-        refuse_other(self.recipe)  # what another process made while we asked for the lock
+        """Create missing files, and read the manifest. This process holds the lock."""
+        refuse_other(self.recipe)  # checked again, as another process may have made it
         remove_strays(self.folder)
         if not self.paths.is_run:
             write_whole(self.paths.recipe, to_yaml(self.recipe))
@@ -98,7 +98,7 @@ class Run:
             self.reopen(stage)
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the lock of the folder."""
         self._lock.release()
 
     def __enter__(self) -> Run:
@@ -112,14 +112,14 @@ class Run:
         return bool(self.manifest["stages"].get(stage, {}).get("done"))
 
     def reopen(self, stage: str) -> None:
-        """Mark a stage as not done; it continues from the episodes or rows it has written."""
+        """Mark a stage as not done. It will continue from the episodes or rows that it has written."""
         if stage in self.manifest["stages"]:
             self.manifest["stages"][stage]["done"] = False
         files = self.manifest["files"].items()
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
 
     def let_go(self, paths: Sequence[Path]) -> None:
-        """Remove files and folders of finished stages that are no longer needed; the stages stay done."""
+        """Delete files and folders of finished stages that are no longer needed. The stages stay done."""
         if not paths:
             return
         names = tuple(self.paths.name(path) for path in paths)
@@ -128,7 +128,7 @@ class Run:
         kept = {file: one for file, one in files if file not in names and not file.startswith(within)}
         self._write_manifest(
             {**self.manifest, "files": kept}
-        )  # first, or a kill between would look like damage
+        )  # first: after a kill in between, missing files would look like damage
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -136,15 +136,14 @@ class Run:
                 path.unlink()
 
     def take_over(self, stage: str, theirs: Path, alike: Collection[str] = ()) -> bool:
-        """Take the files of a stage that another run has finished, as links, with its note and its seals.
+        """Link the files of a stage that another run has finished, and copy the stage's record and seals.
 
         Args:
-            stage: Its name; it is not done here.
-            theirs: Folder of the other run, whose stage has made the same files as this stage would.
-            alike: Stages that this one needs; they must be done in both, with the same files.
+            stage: Name of the stage, which is not done in this run.
+            theirs: Folder of the other run, whose stage makes the same files.
+            alike: Stages that this stage needs. Both runs must have finished them with equal files.
 
-        Returns: Whether that was done; not if the other run has not finished it, has other input files, or was made
-            from other inputs.
+        Returns: Whether the files were linked: False if the other run has not finished the stage or has other inputs.
 
         Raises:
             RunError: If a file has changed since the other run wrote it.
@@ -168,9 +167,9 @@ class Run:
         return True
 
     def _take_shared(self, name: str, theirs: RunPaths) -> None:
-        """Copy the parts for this stage of files that several stages of another run share."""
+        """Copy what this stage needs from files that several stages of the other run share."""
         stage = next(each for each in stages(self.recipe) if each.name == name)
-        if "model" in stage.reads:  # else the other run may have another vocabulary
+        if "model" in stage.reads:  # else the vocabularies may differ
             noted = [read_note(paths.tokens, dict[str, str]) or {} for paths in (theirs, self.paths)]
             if noted[0]:
                 write_whole(self.paths.tokens, json.dumps(noted[0] | noted[1], ensure_ascii=False) + "\n")
@@ -178,19 +177,19 @@ class Run:
             link_whole(theirs.stamp, self.paths.stamp)
 
     def note_inputs(self, inputs: Inputs) -> None:
-        """Keep the digests of the run's inputs in its manifest."""
+        """Record the digests of the run's inputs in its manifest."""
         self._write_manifest({**self.manifest, "inputs": inputs})
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
-        """Run a stage: measure it, and note in the manifest that it is done and its files.
+        """Run a stage in a `with` block: measure it, and record its end and its files in the manifest.
 
         Args:
-            name: Of the stage.
-            makes: Files and folders that are finished when it ends.
+            name: Name of the stage.
+            makes: Files and folders that are finished when the stage ends.
 
         Yields:
-            A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
+            A dictionary for the stage's counts. The recorded time includes earlier, interrupted calls.
         """
         counts: dict[str, Any] = {}
         if not holds_run():
@@ -218,20 +217,20 @@ class Run:
             error = "" if stopped else f"{type(failure).__name__}: {told(failure)}"
             try:
                 end("stopped" if stopped else "failed", error)
-            except StorageError as second:  # what stopped the stage is the news
+            except StorageError as second:  # the first error matters more
                 _log.warning("%s", second)
             raise
         end("done")
 
     def _unseal(self, stage: str) -> None:
-        """Drop files that a stage will write: nothing may rely on them until it ends."""
+        """Drop the seals of a stage's files, since nothing may rely on these files until the stage ends."""
         files = self.manifest["files"].items()
         kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
         kept |= seal(self.folder, [self.paths.recipe], None)
         self._write_manifest({**self.manifest, "files": kept})
 
     def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
-        """Write down how a stage ended, and seal its files if it is done."""
+        """Record how a stage ended, and seal its files if it is done."""
         files = dict(self.manifest["files"])
         if entry["done"]:
             files |= seal(self.folder, makes, stage) | seal(self.folder, self.paths.shared, None)
@@ -245,19 +244,19 @@ class Run:
         self.manifest = whole
 
     def follow(self, left: Callable[[], float | None]) -> None:
-        """Have the time left, which a function tells, written down with each sign of life of the running stage."""
+        """Record the remaining seconds, which `left` returns, with each update of the running stage's progress."""
         if self._pulse:
             self._pulse.left = left
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
-        """Record the goal of the running stage: a number of lines of a file. Some lines may exist already."""
+        """Record the goal of the running stage: `total` lines in a file, of which `done` exist already."""
         if self._pulse:
             where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
 
 
 def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a file, the recorded recipe of a run folder, or the recipe itself; nothing is written.
+    """Return the recipe of a file or of a run folder, or the given recipe itself. Nothing is written.
 
     Raises:
         ConfigError: If the recipe is wrong.
@@ -275,17 +274,17 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Return where a recipe's run lies."""
+    """Return the path of a recipe's run folder."""
     return Path(recipe.output) / recipe.name
 
 
 def base_of(recipe: Recipe) -> str:
-    """Return name or folder of the model that a run begins with; the run may make this model itself."""
+    """Return the name or folder of the model that a run begins with. A run with `base` makes this model itself."""
     return str(RunPaths(run_folder(recipe)).checkpoint("base")) if recipe.base else recipe.model.name
 
 
 def refuse_other(recipe: Recipe) -> None:
-    """Reject a folder that another recipe, or something else, made."""
+    """Reject a run folder that belongs to another recipe or holds other files."""
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:
@@ -298,16 +297,15 @@ def refuse_other(recipe: Recipe) -> None:
                     f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
                 )
         return
-    left = (paths.lock, paths.holder)  # by a run that was killed before it had a recipe
+    left = (paths.lock, paths.holder)  # left by a run that was killed before it wrote its recipe
     if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
-    """Return all settings by their dotted keys; a model within `output` is given by its place there.
+    """Return all settings by dotted key, with the path of a model inside `output` made relative to it.
 
-    So a run that starts from the policy of a run next to it can be moved together with that run, and be named by
-    another path.
+    So two runs, of which one starts from a policy of the other, can be moved together.
     """
     flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
     if model.is_relative_to(recipe.output):
@@ -316,7 +314,7 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
-    """Return keys that change where, how fast and how far a run works, but not its results."""
+    """Return the keys that change where, how fast and how far a run works, but not its results."""
     found = efforts(Recipe)
     judge = recipe.judge.engine if recipe.judge else {}
     sections = (  # a recipe that plays nothing has no environment
@@ -333,26 +331,26 @@ def _may_differ(recipe: Recipe) -> set[str]:
 
 
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that change the results of a run, by their dotted keys."""
+    """Return the settings that can change a run's results, by dotted key."""
     may_differ = _may_differ(recipe)
     flat = dotted(to_mapping(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
 
 
 def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
-    """Return SHA-256 of the files of a stage."""
+    """Return the SHA-256 of each file of a stage, by path."""
     return {file: one["sha256"] for file, one in seals.items() if one["stage"] == stage}
 
 
 def _and_sections(key: str) -> Iterator[str]:
-    """Yield a dotted key, and the sections it lies in."""
+    """Yield a dotted key and the keys of the sections around it."""
     while key:
         yield key
         key = key.rpartition(".")[0]
 
 
 class _Pulse:
-    """The running stage's account of itself in `progress.json`, whose age is its sign of life; and its memory."""
+    """Thread that updates `progress.json` while a stage runs, as a heartbeat, and measures the peak memory."""
 
     def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
         self._file = file
@@ -373,7 +371,7 @@ class _Pulse:
         self._thread.start()
 
     def note(self, **facts: Any) -> None:
-        """Add facts and write all of them."""
+        """Add facts, and write all facts to the file."""
         with self._lock:
             self._facts |= facts
             write_whole(self._file, json.dumps(self._facts) + "\n")
@@ -385,7 +383,7 @@ class _Pulse:
             if time.monotonic() - self._last > HEARTBEAT_SECONDS:
                 self._last = time.monotonic()
                 left = self.left()
-                with suppress(OSError, StorageError):  # removed, or on a disk that is away: no reason to stop
+                with suppress(OSError, StorageError):  # a missing file or disk does not stop the stage
                     if left is None:
                         os.utime(self._file)
                     else:
@@ -394,7 +392,7 @@ class _Pulse:
                 return
 
     def stop(self) -> float:
-        """Stop the signs of life; the most memory that this process and its children had, in GB."""
+        """Stop the thread, and return the peak memory of this process and its children, in GB."""
         self._stop.set()
         self._thread.join()
         return self._peak / 1e9

@@ -1,7 +1,7 @@
-"""The lock of a run folder: one process at a time writes in it.
+"""The lock of a run folder: only one process at a time writes to the folder.
 
-Locked is an empty file. A second file next to it names the process that holds the lock, for messages and for watchers;
-a killed process does not delete it.
+The locked file is empty. A second file names the process that holds the lock, for messages and for `perturn watch`. A
+killed process leaves this second file behind.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from perturn.train_processes import holds_run
 class RunLock:
     """Exclusive lock on a run folder, held until released, garbage-collected, or the process exits.
 
-    A process that asks twice gets it twice. Of the processes that train together (`torchrun`, `accelerate launch`) the
-    first one asks for all, or the driver that started them.
+    A process may acquire the lock several times. Of processes that train together (`torchrun`, `accelerate launch`),
+    only the first process acquires the lock, or the driver that started them.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder.
+        """Acquire the lock of a run folder.
 
         Raises:
-            InUseError: If another process has it.
+            InUseError: If another process holds the lock.
             StorageError: If the folder cannot be written.
         """
         paths = RunPaths(folder)
@@ -55,22 +55,22 @@ class RunLock:
             raise
 
     def release(self) -> None:
-        """Leave the folder to others."""
+        """Release the lock."""
         if self._lock is not None:
             if self._lock.lock_counter == 1:
-                with suppress(OSError):  # a note that is left says nothing while nobody has the lock
+                with suppress(OSError):  # without the lock, readers ignore the note
                     self._holder.unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
 
 
 def _in_use(paths: RunPaths) -> str:
-    """Return the process that holds the folder, and the remedy."""
+    """Return the message that names the process that holds the lock, and the remedy."""
     try:
         facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))
         who = f"process {facts['pid']} on {facts['host']} has been at work in it since {since}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just come, or goes
+    except (OSError, ValueError, KeyError, TypeError):  # the process has just acquired or released the lock
         who = "another process is at work in it"
     return (
         f"{paths.folder} is in use: {who}; wait for its end, or stop it. `perturn watch {paths.folder}` shows it; "

@@ -1,4 +1,4 @@
-"""Paths in a run folder; no other module spells one of these names."""
+"""Paths in a run folder. All names of its files and folders are defined in this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path, PurePath
 from perturn.errors import RunError
 
 OPTIMIZER = ("optimizer.pt", "scheduler.pt")
-"""Files of transformers, next to a policy, from which its optimizer and schedule resume."""
+"""Files of transformers, in the folder of a policy, from which the optimizer and the schedule resume."""
 
 
 class _File:
-    """A file or folder of one name."""
+    """Descriptor for the path of a file or folder with a fixed name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,75 +25,75 @@ class _File:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run; none need be there."""
+    """The paths of a run's files and folders, which need not exist."""
 
     folder: Path
 
     recipe = _File("recipe.yaml")
     """The resolved recipe."""
     manifest = _File("manifest.json")
-    """Provenance, stages and seals."""
+    """The manifest: provenance, stages, and seals of files."""
     progress = _File("progress.json")
-    """The running stage's account of itself; the age of this file is its sign of life."""
+    """The running stage's progress. The file's age shows whether the stage is alive."""
     tasks = _File("tasks.json")
     """The task lists."""
     tokens = _File("tokens.json")
-    """Text of each token id that occurs."""
+    """Text of each token id that occurs in the run."""
     stamp = _File("evaluation/protocol.json")
-    """The protocol that scores were made under."""
+    """The protocol of the evaluations."""
     ledger = _File("api.jsonl")
-    """Answers that were bought."""
+    """Ledger of the paid answers of an API."""
     judgments = _File("judgments.jsonl")
-    """Answers of a judge, in the folder of its answers."""
+    """Answers of a judge, in the folder of the judge."""
     judge = _File("judge")
-    """Answers of the judge, and its ledger."""
+    """Folder of the judge's answers and its ledger."""
     user = _File("user")
-    """Ledger of the simulated user."""
+    """Folder of the simulated user's ledger."""
     teacher = _File("expert")
-    """Ledger of a model that is the expert of an agent."""
+    """Folder of the ledger of a model that serves as the expert of an agent."""
     tracking = _File("tracking")
-    """Files of TensorBoard or Weights & Biases."""
+    """Folder of the files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")
-    """The numbers of the report."""
+    """The numbers of the report, as JSON."""
     page = _File("report.html")
-    """The report."""
+    """The report, as an HTML page."""
     lock = _File(".lock")
-    """Locked while a process works on the run."""
+    """Lock file, locked while a process works on the run."""
     holder = _File(".holder")
-    """Which process has the lock."""
+    """Note of the process that holds the lock."""
 
     def trajectories(self, stage: str) -> Path:
-        """Return episodes of a stage, such as `expert` or `explore`."""
+        """Return the path of the episodes of a stage, such as `expert` or `explore`."""
         return self.folder / "trajectories" / f"{stage}.jsonl"
 
     def pairs(self, mark: str = "") -> Path:
-        """Return preference pairs of an iteration."""
+        """Return the path of an iteration's preference pairs."""
         return self.folder / f"pairs{mark}.jsonl"
 
     def preferences(self, mark: str = "") -> Path:
-        """Return pairs of own episodes that the reward model of an iteration learns from."""
+        """Return the path of the pairs that an iteration's reward model is trained on."""
         return self.folder / f"preferences{mark}.jsonl"
 
     def outcomes(self, mark: str = "") -> Path:
-        """Return single trajectories that an iteration learns from by how they ended."""
+        """Return the path of the single trajectories that an iteration trains on."""
         return self.folder / f"outcomes{mark}.jsonl"
 
     def credit(self, name: str, mark: str = "") -> Path:
-        """Return weights that a credit gave to the turns of an iteration's episodes, such as `gigpo` of `-003`."""
+        """Return the path of a credit's turn weights for an iteration; for example of `gigpo` and `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
-        """Return the existing credits of an iteration, by name."""
+        """Return the paths of the existing turn weights of an iteration, by the name of the credit."""
         files = sorted((self.folder / "credits").glob("*.jsonl"))
         names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
     def carried(self, quantity: str, mark: str = "") -> Path:
-        """Return the state that a quantity of an iteration leaves for the next one."""
+        """Return the path of the state that a quantity keeps for the next iteration."""
         return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
 
     def all_carried(self, mark: str) -> list[Path]:
-        """Return the states that the quantities of an iteration left for the next one, as far as they exist."""
+        """Return the paths of the existing states that an iteration's quantities keep for the next iteration."""
         return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:
@@ -105,72 +105,72 @@ class RunPaths:
         return self.folder / "checkpoints" / f"{policy}.partial"
 
     def launch(self, policy: str) -> Path:
-        """Return the folder of the files between a driver and the processes that train a policy together."""
+        """Return the folder of the files through which a driver and its training processes communicate."""
         return self.partial(policy) / "launch"
 
     def forks(self, mark: str = "") -> Path:
-        """Return the branching turns of an iteration's episodes, where a policy chose them."""
+        """Return the path of the branching turns of an iteration's episodes, if a policy chose them."""
         return self.metrics(f"forks{mark}")
 
     def metrics(self, stage: str) -> Path:
-        """Return a line for each time that a training stage, such as `align`, logged."""
+        """Return the path of the metrics of a training stage, such as `align`: one line for each logging step."""
         return self.folder / "metrics" / f"{stage}.jsonl"
 
     def confidence(self, mark: str = "") -> Path:
-        """Return confidence and weight of the turns of each pair of an iteration."""
+        """Return the path of the confidence and the weight of each turn of an iteration's pairs."""
         return self.metrics(f"confidence{mark}")
 
     def reference(self, mark: str = "") -> Path:
-        """Return reference log-probabilities of the tokens of each pair of an iteration."""
+        """Return the path of the reference log-probabilities of the tokens of an iteration's pairs."""
         return self.metrics(f"reference{mark}")
 
     def loss(self, mark: str = "") -> Path:
-        """Return the loss of an alignment with its defaults."""
+        """Return the path of the settings of an iteration's loss, with defaults filled in."""
         return self.folder / "metrics" / f"loss{mark}.json"
 
     def agreement(self, mark: str = "") -> Path:
-        """Return how far the log-probabilities of sampling and of training differ."""
+        """Return the path of the differences between the log-probabilities of sampling and of training."""
         return self.folder / "metrics" / f"agreement{mark}.json"
 
     def continuations(self, mark: str = "") -> Path:
-        """Return continuations of an iteration's episodes that `perturn measure` has played."""
+        """Return the path of the continuations of an iteration's episodes that `perturn measure` has played."""
         return self.folder / "measure" / f"continuations{mark}.jsonl"
 
     def gradients(self, mark: str = "") -> Path:
-        """Return the folder of the gradients of the actions of an iteration's episodes."""
+        """Return the folder of the policy gradients of the actions of an iteration's episodes."""
         return self.folder / "measure" / f"gradients{mark}"
 
     def measured(self, mark: str = "") -> Path:
-        """Return findings of `perturn measure` on an iteration."""
+        """Return the path of the results of `perturn measure` for an iteration."""
         return self.folder / "measure" / f"measured{mark}.json"
 
     @property
     def all_measured(self) -> list[Path]:
-        """Findings of `perturn measure` on each iteration that was measured, in order."""
+        """Paths of all results of `perturn measure`, in the order of the iterations."""
         return sorted(self.measured().parent.glob("measured*.json"))
 
     def evaluation(self, policy: str) -> Path:
-        """Return a policy's episodes on the evaluation tasks."""
+        """Return the path of a policy's scored episodes on the evaluation tasks."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
 
     def drawn(self, policy: str) -> Path:
-        """Return all episodes of a policy on the evaluation tasks, where the best of several of a task is scored."""
+        """Return the path of all candidate episodes of a policy's evaluation, if a selector chooses the scored ones."""
         return self.folder / "evaluation" / "drawn" / f"{policy}.jsonl"
 
     def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
-        """Return the existing evaluations, by policy: base, sft, then in the order of stages, then by name."""
+        """Return the paths of existing evaluations by policy: base, sft, then in the order of stages, then by name."""
         files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
         order = dict.fromkeys(["base", "sft", *(stage.removeprefix("evaluate-") for stage in stages), *files])
         return {policy: files[policy] for policy in order if policy in files}
 
     @property
     def all_drawn(self) -> dict[str, Path]:
-        """The existing files of `drawn`, by policy."""
+        """Paths of the existing files of `drawn`, by policy."""
         return {file.stem: file for file in sorted(self.drawn("").parent.glob("*.jsonl"))}
 
     @property
     def marks(self) -> list[str]:
-        """Marks of the iterations that have files, such as `-003`; one empty mark where the loop is done once."""
+        """Marks of the iterations that have files, such as `-003`; one empty mark if there is only one iteration."""
         files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]
         numbers = {number for file in files if (number := file.stem.rpartition("-")[2]).isdecimal()}
         return [f"-{number}" for number in sorted(numbers, key=int)] or [""]
@@ -182,61 +182,61 @@ class RunPaths:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether the folder holds a run."""
         return self.recipe.is_file()
 
     @property
     def sessions(self) -> Path:
-        """Notes of the sessions that were opened since an endpoint that records here was started."""
+        """Path of the notes of sessions opened since the endpoint that records here was started."""
         return self.folder / "open.jsonl"
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the episodes are of an endpoint, and not of a run."""
+        """Whether an endpoint recorded the episodes, and not a run."""
         return self.sessions.is_file()
 
     @property
     def shared(self) -> list[Path]:
-        """Files that belong to no stage alone."""
+        """Paths of the files that several stages share."""
         return [self.recipe, self.tasks, self.tokens, self.stamp]
 
     @property
     def folders(self) -> list[Path]:
-        """Folders that every run has."""
+        """Paths of the folders that every run has."""
         names = ("trajectories", "credits", "checkpoints", "metrics", "evaluation")
         return [self.folder / name for name in names]
 
     def name(self, file: Path) -> str:
-        """Return a file as the manifest names it: by its path in the folder."""
+        """Return the name of a file in the manifest: its path relative to the run folder."""
         return str(file.relative_to(self.folder))
 
     def label(self, file: Path) -> str:
-        """Return a file as the report's links name it: without its ending."""
+        """Return the name of a file in links of the report: its relative path without its ending."""
         return self.name(file.with_suffix(""))
 
 
 def iteration_of(name: str) -> int | None:
-    """Return the iteration of a stage or a policy, such as 3 of `explore-003`; None where the loop is done once."""
+    """Return the iteration in the name of a stage or policy, such as 3 for `explore-003`; None if it has none."""
     found = re.fullmatch(r".+-(\d{3,})", name)
     return int(found[1]) if found else None
 
 
 def is_data(name: str) -> bool:
-    """Return whether a file of the manifest holds episodes, pairs or weights that a policy may learn from."""
+    """Return whether a file of the manifest holds training data: episodes, pairs or turn weights."""
     return name.endswith(".jsonl") and name.startswith(("trajectories/", "pairs", "outcomes", "credits/"))
 
 
 def checkpoint_of(name: str) -> str | None:
-    """Return the checkpoint that a file, as the manifest names it, belongs to; None for other files."""
+    """Return the checkpoint folder of a file in the manifest; None for other files."""
     parts = PurePath(name).parts
     return str(PurePath(*parts[:2])) if parts[0] == "checkpoints" else None
 
 
 def begun(folder: Path) -> RunPaths:
-    """Return where everything of a run lies.
+    """Return the paths of an existing run.
 
     Raises:
-        RunError: If no run was begun in the folder.
+        RunError: If the folder is not a run folder.
     """
     paths = RunPaths(folder)
     if not paths.is_run:

@@ -1,7 +1,7 @@
-"""Trajectories and preference pairs on disk: JSON Lines, one object per line, read as strictly as written.
+"""Trajectories and preference pairs on disk: JSON Lines, checked when they are written and when they are read.
 
-A trajectory file only grows. A line is written in one call and is durable before `append` returns.
-A killed run loses at most the line it was writing, and the next run removes the rest of that line.
+A trajectory file is append-only. Each line is on the disk before `append` returns. A killed run loses at most the line
+that it was writing, and the next run removes the incomplete line.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _T = TypeVar("_T")
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-    """Yield the trajectories of a file in the order they were written, one in memory at a time.
+    """Yield the trajectories of a file in the order in which they were written, one in memory at a time.
 
-    The file is not changed and may be growing: a last line without its newline is left out, with a warning. Any other
-    malformed line, or a second one with the same key, is a `DataError`.
+    The file is not changed, and another process may be writing it. A last line without newline is skipped with a
+    warning. Any other malformed line, and a line with a repeated key, is a `DataError`.
     """
     lines: dict[tuple[str, int], int] = {}
     for number, raw in _lines(path):
@@ -45,14 +45,13 @@ def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
 
 
 class TrajectoryStore:
-    """A file of trajectories open for appending, at most one trajectory for each key (task id, sample).
+    """A file of trajectories that is open for appending, with at most one trajectory for each key (task id, sample).
 
-    Opening creates the file if need be, takes a lock on it, checks every line, and cuts off a last line that
-    a kill left without its newline. To read a file that another process may be writing, there is
-    `read_trajectories`, which neither locks nor changes it.
+    Opening creates a missing file, locks the file, checks every line, and removes an incomplete last line. To read a
+    file that another process may be writing, use `read_trajectories`, which neither locks nor changes the file.
 
     Args:
-        path: The file; its folder is created too.
+        path: The file. A missing folder is created too.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,9 +66,10 @@ class TrajectoryStore:
         self._keys.update(trajectory.key for trajectory in self)
 
     def append(self, trajectory: Trajectory) -> None:
-        """Write one trajectory; on return it is on the disk.
+        """Append a trajectory, which is on the disk when the method returns.
 
-        Raises `DataError` if its key is taken or JSON cannot hold it; `StorageError`, and closes, if the write fails.
+        Raises `DataError` if the key is already recorded or JSON cannot represent the trajectory. If the write fails,
+        the store is closed and `StorageError` is raised.
         """
         if self._file is None:
             raise DataError(f"{self.path}: the store is closed. Open it again with TrajectoryStore(path).")
@@ -88,10 +88,10 @@ class TrajectoryStore:
             raise
 
     def drop(self, unwanted: Callable[[Trajectory], bool]) -> int:
-        """Remove trajectories from the file, whole or not at all, so that others can be recorded instead.
+        """Remove trajectories from the file atomically, so that their keys can be recorded again.
 
         Returns:
-            How many were taken out.
+            The number of removed trajectories.
         """
         kept = [trajectory for trajectory in self if not unwanted(trajectory)]
         dropped = len(self) - len(kept)
@@ -103,17 +103,17 @@ class TrajectoryStore:
         return dropped
 
     def keys(self) -> set[tuple[str, int]]:
-        """Return the (task id, sample) of every trajectory."""
+        """Return the key (task id, sample) of every trajectory."""
         return set(self._keys)
 
     def read(self) -> Iterator[Trajectory]:
-        """Yield the trajectories in the order they were written, one in memory at a time."""
+        """Yield the trajectories in the order in which they were written, one in memory at a time."""
         return read_trajectories(self.path)
 
     __iter__ = read
 
     def close(self) -> None:
-        """Release the lock and the file."""
+        """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -129,19 +129,19 @@ class TrajectoryStore:
 
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:
-    """Write or replace a file of preference pairs, completely or not at all; returns their number."""
+    """Write or replace a file of preference pairs, completely or not at all; return the number of pairs."""
     return write_records(path, pairs)
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
-    """Return the pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
+    """Return the pairs of a file, in order. An incomplete line is an error, since the file is written atomically."""
     return list(read_records(path, PreferencePair))
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
-    """Write or replace a file of dataclasses, one per line, completely or not at all.
+    """Write or replace a file with one dataclass per line, completely or not at all.
 
-    Returns how many.
+    Returns the number of records.
     """
     count = 0
     with replacing(path) as fresh, fresh.open("wb") as file:
@@ -152,12 +152,12 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
 
 
 def read_records(path: str | os.PathLike[str], kind: type[_T]) -> Iterator[_T]:
-    """Yield the dataclasses of a file that `write_records` wrote, in order; a torn line is damage, and an error."""
+    """Yield the dataclasses in a file of `write_records`, in order. An incomplete line is an error."""
     return (parse_line(kind, raw, f"{path}:{number}") for number, raw in _lines(path))
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbered lines of a file, split at newlines alone."""
+    """Yield the numbers and lines of a file. Lines end at newlines alone."""
     file = user_path(path, "file of trajectories")
     if not file.is_file():
         raise DataError(f"{path}: expected a file, got none. Write it first, or correct the path.")

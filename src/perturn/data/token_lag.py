@@ -1,4 +1,4 @@
-"""Age of the tokens of episodes, in versions of the policy that learns from them."""
+"""Lag of sampled tokens behind the policy that trains on them, in versions of the policy."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from perturn.types import Trajectory
 
 
 def lags(trajectory: Trajectory, version: int) -> list[int]:
-    """Return the lag of each token that an episode's policy has sampled and that says its version.
+    """Return the lag of each token that an episode's policy sampled and for which it recorded a version.
 
-    Turns that were taken over carry loss in another iteration, and are left out.
+    Turns taken over from another episode are left out, since they carry loss in another iteration.
 
     Args:
         trajectory: An episode.
-        version: Version of the policy that learns from it.
+        version: Version of the policy that trains on the episode.
     """
     own = trajectory.turns[trajectory.taken_over :]
     return [version - each for turn in own for each in turn.action.versions]
 
 
 def stale_keys(groups: Iterable[Sequence[Trajectory]], version: int, most: int) -> set[tuple[str, int]]:
-    """Return the keys of all trajectories of the groups that have a token with a larger lag than `most`."""
+    """Return the keys of all trajectories in groups where any token has a larger lag than `most`."""
     return {
         one.key
         for group in groups
@@ -31,6 +31,6 @@ def stale_keys(groups: Iterable[Sequence[Trajectory]], version: int, most: int) 
 
 
 def lag_figures(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
-    """Return the largest and the mean lag of the tokens of some episodes, by name; empty if no token has a lag."""
+    """Return the largest and the mean lag of the episodes' tokens as `lag_most` and `lag_mean`; empty without lags."""
     found = [lag for one in trajectories for lag in lags(one, version)]
     return {"lag_most": max(found), "lag_mean": round(sum(found) / len(found), 4)} if found else {}

@@ -1,4 +1,4 @@
-"""The tree of an explored episode, its branches, and their branches."""
+"""Tree search over an explored episode, its branches, and their branches."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from perturn.types import Trajectory, failed, score
 
 @dataclass
 class Node:
-    """The first turns that some episodes of a tree have in common, by their actions."""
+    """A node of a tree of episodes: a sequence of first actions that some episodes share."""
 
     depth: int
-    """How many turns."""
+    """Number of actions from the root."""
     passed: list[Trajectory] = field(default_factory=list)
-    """The episodes that begin with them, in the order in which they were played."""
+    """Episodes that begin with these actions, in the order in which they were played."""
     children: dict[object, Node] = field(default_factory=dict)
-    """Nodes by the next action, in the order in which the actions were first tried."""
+    """Child nodes by the next action, in the order in which the actions were first tried."""
 
     @property
     def drawn(self) -> int:
-        """Number of actions that the policy has drawn here, without actions of episodes that took the turn over."""
+        """Number of actions that the policy has sampled at this node. Episodes that took the turn over do not count."""
         return sum(len(one.turns) > self.depth >= one.taken_over for one in self.passed)
 
     @property
     def value(self) -> float:
-        """Mean score of its episodes that did not FAIL, in units of reward; NaN where all did."""
+        """Mean score, in units of reward, of the node's episodes that are not FAILED; NaN if all are."""
         ended = [score(one) for one in self.passed if not failed(one)]
         return fmean(ended) if ended else nan
 
     @property
     def example(self) -> Trajectory | None:
-        """The first episode that can be resumed here; None where all ended, or FAILED."""
+        """The first episode that can be resumed at this node; None if all episodes ended here or are FAILED."""
         return next((one for one in self.passed if len(one.turns) > self.depth and not failed(one)), None)
 
     def walk(self) -> Iterator[Node]:
-        """Yield it and all nodes below, each before its children."""
+        """Yield this node and all nodes below it, each before its children."""
         left = [self]
         while left:
             node = left.pop()
@@ -47,12 +47,12 @@ class Node:
 
 
 def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
-    """Return the tree of an explored episode: its root, where nothing is done yet.
+    """Return the root of the tree of an explored episode and its branches. The root has no actions.
 
     Args:
         explored: The episode.
-        played_on: The branches of its tree, in any order. A branch that FAILED while it replayed the turns before it
-            gives no information on any state, and is left out.
+        played_on: The branches of the episode and their branches, in any order. A branch that FAILED while its first
+            turns were replayed is left out.
     """
     root = Node(0)
     for one in (explored, *sorted(played_on, key=lambda one: one.sample)):
@@ -68,23 +68,23 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
 
 
 def next_node(root: Node, width: int, exploration: float) -> Node | None:
-    """Return the node at which the next episode of a tree branches; None if there is nothing left to try.
+    """Return the node at which the next episode of a tree should branch; None if nothing is left to try.
 
-    From the root on, as long as `width` actions were drawn at a node, the child is followed with the largest
+    The search starts at the root. While `width` actions have been sampled at a node, it moves to the child with the
+    largest
 
         mean score + exploration * sqrt(ln(episodes of the node) / episodes of the child)
 
-    and of equal ones the first that was tried.
+    Of several such children, it moves to the child whose action was tried first.
 
     Source: Kocsis and Szepesvári 2006, "Bandit based Monte-Carlo Planning", ECML (UCT).
-    Differs: actions are drawn from the policy, so a node is left for its children when so many were drawn, whether they
-    are different or not. Every turn of an episode gets a node, not the first new one alone. Nodes below which all is
-    tried are left out.
+    Differs: actions are sampled from the policy, so the `width` actions of a node may be equal. Every turn of an
+    episode gets a node, not only the first new turn. Nodes that have nothing left to try below them are skipped.
 
     Args:
-        root: Of the tree.
-        width: Actions to draw at a node.
-        exploration: Bonus of rarely tried actions, in units of reward.
+        root: Root of the tree.
+        width: Number of actions to sample at a node.
+        exploration: Weight of the bonus for rarely tried actions, in units of reward.
     """
     node = root
     while node.drawn >= width:
@@ -97,7 +97,7 @@ def next_node(root: Node, width: int, exploration: float) -> Node | None:
 
 
 def _can_grow(node: Node, width: int) -> bool:
-    """Return whether an episode can branch from a node or one below."""
+    """Return whether an episode can branch at a node or at a node below it."""
     if node.example is None:
         return False
     return node.drawn < width or any(_can_grow(child, width) for child in node.children.values())

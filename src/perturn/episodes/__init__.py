@@ -1,1 +1,1 @@
-"""One episode of one task, and many at once; formats, prompts, tool calls. No model I/O."""
+"""Play episodes, one or many at a time; action formats, prompts and tool calls. No model I/O."""

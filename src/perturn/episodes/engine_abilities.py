@@ -1,4 +1,4 @@
-"""Abilities of an open engine besides answering, for anyone who asks for them."""
+"""Abilities that an open engine may declare besides answering prompts."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from perturn.types import Engine
 
 @dataclass(frozen=True)
 class EngineAbilities:
-    """Abilities of an open engine besides answering."""
+    """Abilities of an open engine besides answering prompts."""
 
     concurrent: bool = False
-    """Whether `generate` may be called from several threads at a time."""
+    """Whether several threads may call `generate` at the same time."""
     response_formats: frozenset[str] = frozenset()
-    """Types of `Prompt.response_format` that it keeps to."""
+    """Types of `Prompt.response_format` that the engine follows."""
     reads_thoughts: bool = True
     """Whether the thoughts of earlier turns reach the model."""
     decode: Callable[[Sequence[int]], str] | None = None
-    """Text of token ids; None: its answers have no token ids."""
+    """Function from token ids to text. None: the engine's answers have no token ids."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the newest prompt of each open conversation; empty if it does not count them."""
+    """Number of tokens in the newest prompt, by open conversation; empty if the engine does not count tokens."""
     answer_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the newest answer of each open conversation, for an engine whose answers have no token ids."""
+    """Number of tokens in the newest answer, by open conversation, for an engine whose answers have no token ids."""
 
 
 @runtime_checkable
 class DescribedEngine(Engine, Protocol):
-    """An engine that declares further abilities."""
+    """An engine that declares its abilities."""
 
     abilities: EngineAbilities
 
 
 def abilities_of(engine: Engine) -> EngineAbilities:
-    """Return the abilities of an open engine; an engine that declares none has the defaults."""
+    """Return the abilities of an open engine; the defaults if the engine declares none."""
     return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()

@@ -1,4 +1,4 @@
-"""One episode of one task, as a generator that does no model I/O: it yields prompts and is sent actions."""
+"""An episode of a task, as a generator without model I/O: it yields prompts and is sent actions."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def episode(
     user_said: Sequence[Sequence[str]] = (),
     abilities: EngineAbilities | None = None,
 ) -> Episode:
-    """Play one episode: yields prompts, is sent actions, returns the trajectory.
+    """Play one episode as a generator that yields prompts, is sent actions and returns the trajectory.
 
-    An environment that plays its episodes itself does so. Where another hands over the user's turn, the prompt of the
-    user's model is yielded too.
+    If the environment plays its episodes itself, this function only calls it. If the environment asks for the user's
+    turn, the generator yields the prompt of the user's model too.
 
-    An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps the
-    turns played so far. So does a world that does not come back to the state of a begun episode. `ContextFull` ends the
-    episode as the turn limit does, if a turn was played.
+    An exception of the environment or the engine ends the episode. Its trajectory is marked FAILED and keeps the turns
+    played so far. An environment that does not return to the state of a begun episode has the same effect.
+    `ContextFull` ends an episode of at least one turn like the turn limit does.
 
     Args:
-        env: A world, free to be reset.
-        job: The task, the seed of the episode and the index among the task's samples.
-        protocol: Rules to play by.
+        env: The environment, which no other episode uses.
+        job: The task, the episode's seed and its index among the task's samples.
+        protocol: Rules of the episode.
         policy: Identity of the policy that will answer.
-        user_said: Texts of the user before each turn, which are said again; beyond them, and beyond the texts of a
-            begun episode, the user's model is asked or its script speaks.
-        abilities: Of the engine that will answer, for an environment that plays its episodes itself.
+        user_said: Recorded texts of the user before each turn, which are used again. After these texts, and the texts
+            of a begun episode, the user's model or script speaks.
+        abilities: Abilities of the engine, for an environment that plays its episodes itself.
     """
     if traits_of(env).plays_itself:
         playing: Any = env
@@ -71,7 +71,7 @@ def episode(
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]
-    known = len(begun) + (not job.anew)  # observations that must be as they were
+    known = len(begun) + (not job.anew)  # number of observations that must equal the recorded ones
     record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
@@ -105,22 +105,22 @@ def episode(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
         record = replace(_stopped(record, seen, allowance.left), user_said=user.said)
-    except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
+    except (RunError, KeyboardInterrupt, GeneratorExit):  # they stop the whole run
         raise
     except ContextFull as error:
-        # An UNFINISHED episode that goes on keeps its turns; a branch needs a turn of its own.
+        # A resumed UNFINISHED episode keeps its turns; a branch needs a new turn of its own.
         played = len(turns) > (0 if job.kept is None else len(begun))
         record = replace(_stopped(record, seen, 0), filled_context=True) if played else _failed(record, error)
-    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a failed episode is recorded
         record = _failed(record, error)
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
 def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -> Observation:
-    """Reset an environment; return the observation that poses the task.
+    """Reset an environment and return the observation that states the task.
 
     Raises:
-        EnvironmentFailure: If actions of the protocol cannot be taken in it.
+        EnvironmentFailure: If the environment cannot take actions in the protocol's format.
     """
     seen = sound(env.reset(task, seed), f"reset of task {task.id!r}")
     if problem := misfit(seen, protocol):
@@ -129,7 +129,7 @@ def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -
 
 
 def _said_before(job: Job) -> list[tuple[str, ...]]:
-    """Return texts of the user before each turn of a begun episode that is kept, and before the turn after them."""
+    """Return the user's texts before each kept turn of a begun episode, and before the next turn."""
     if job.begun is None:
         return []
     said = [*(turn.user_said for turn in job.begun.turns), job.begun.user_said]
@@ -137,7 +137,7 @@ def _said_before(job: Job) -> list[tuple[str, ...]]:
 
 
 def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Message, ...]) -> Prompt:
-    """Return the prompt of the next turn, with as much of the history as the protocol shows."""
+    """Return the prompt of the next turn, with the history that the protocol includes."""
     earlier, newest = window(turns, heard, record.history)
     return Prompt(
         messages=record.prompt,
@@ -150,14 +150,14 @@ def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Me
 
 
 def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
-    """Return the record of an episode that is over, or that is UNFINISHED since it has turns left."""
+    """Return the record of an episode that has ended, or of an UNFINISHED episode with turns left."""
     if left and not seen.terminated:
         return replace(record, status=Status.UNFINISHED)
     return replace(record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated)
 
 
 def _failed(record: Trajectory, error: BaseException) -> Trajectory:
-    """Return the record of an episode that was broken off."""
+    """Return the record of an episode that an error ended."""
     why = f"{type(error).__name__}: {told(error)}"
     if isinstance(error, ContextFull):
         why += (
@@ -185,7 +185,7 @@ def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str
 
 
 def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
-    """Return why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
+    """Return why an episode cannot use the protocol's action format; None if it can."""
     native = FORMATS[protocol.format].native
     if posed.tools and not native:
         return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
@@ -195,10 +195,10 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
 
 
 def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Message, ...]) -> None:
-    """Reject a world that, after the first turns of a recorded episode, is not where it was.
+    """Reject an environment that does not return to its state after the first turns of a recorded episode.
 
     Raises:
-        NotComeBack: With the turn, and the difference.
+        NotComeBack: If an observation or the rewards differ; names the turn and the difference.
     """
     at = len(turns)
     told = (heard, recorded[at].observation if at < len(recorded) else heard)
@@ -215,21 +215,22 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
 
 
 def _parting(one: str, other: str) -> int:
-    """Return where two texts begin to differ."""
+    """Return the index of the first character in which two texts differ."""
     alike = zip(one, other, strict=False)
     return next((at for at, (its, ours) in enumerate(alike) if its != ours), min(len(one), len(other)))
 
 
 def _from(text: str, at: int) -> str:
-    """Return 200 characters of a text, from a little before the one at `at`."""
+    """Return 200 characters of a text that begin 20 characters before index `at`."""
     start = max(0, at - 20)
     return ("..." if start else "") + text[start : start + 200]
 
 
 def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
-    """Return the action with its tool calls, the text for the world (None: the format was broken), and the calls.
+    """Return the action with its tool calls, the text for the environment, and the calls.
 
-    An action that cannot be stored and shown again unchanged breaks every format. Its token ids stay as sampled.
+    The text is None if the action breaks the format. An action that cannot be stored without change breaks every
+    format. Token ids are kept as sampled.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(
@@ -246,12 +247,12 @@ def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | N
 
 
 def understood(action: Action, reader: Format, tools: Tools = ()) -> str | None:
-    """Return the command that the world is sent for an action; None where it broke the format."""
+    """Return the command that an action sends to the environment; None if the action breaks the format."""
     return _read(action, reader, tools)[1]
 
 
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
-    """Return the world's answer to an action."""
+    """Return the environment's observation after an action."""
     what = f"step({command!r:.80})"
     seen = sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:

@@ -1,4 +1,4 @@
-"""Formats of an action in the policy's text: the instruction, the strict parser, and the expert's rendering."""
+"""Formats in which a policy writes actions: instruction, strict parser, and writer for expert episodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,20 +8,21 @@ from perturn.episodes.tool_calls import expert_action, parse_text, write_action,
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write an action."""
+    """Format in which a policy writes an action."""
 
     instruction: str
-    """Its description in the system text."""
+    """Description of the format, added to the system message."""
     reminder: str
-    """Reminder for a policy that broke it."""
+    """Reminder for a policy whose text broke the format."""
     parse: Callable[[str], str | None]
-    """Text of a turn -> the environment's action, or None where the text breaks the format."""
+    """Function from the text of a turn to the environment's action; None if the text breaks the format."""
     write: Callable[[str, str], str]
-    """(thought, action) -> the text of a turn."""
+    """Function from `(thought, action)` to the text of a turn."""
     native: bool = False
-    """Whether actions are tool calls, which an engine may have read already and a chat template writes."""
+    """Whether actions are native tool calls. An engine may parse these calls, and the chat template writes them."""
     stop: tuple[str, ...] = ("\nObservation:",)
-    """Where a policy that was not trained on the format is stopped, lest it write the environment's part too."""
+    """Stop strings for a policy that was not trained on the format and would also write the environment's
+    observation."""
 
 
 def _parse_tools(text: str) -> str | None:
@@ -80,6 +81,6 @@ FORMATS = {
         stop=(),
     ),
 }
-"""`react` is Yao et al. 2022, arXiv:2210.03629; `action` leaves the thought out; in `plain` the action is all of the
-text, even an empty one; in `tools` actions are native tool calls, or a message to the user, and the chat template says
-how they are written."""
+"""Action formats by name. `react`: a thought and an action (Yao et al. 2022, arXiv:2210.03629). `action`: an action
+without a thought. `plain`: the whole text is the action, even if it is empty. `tools`: native tool calls in the form of
+the chat template, or a message to the user."""

@@ -1,4 +1,4 @@
-"""One episode to play, as a job."""
+"""Description of an episode to play."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from perturn.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play."""
+    """An episode to play."""
 
     task: Task
     seed: int
     sample: int = 0
     begun: Trajectory | None = None
-    """An episode to resume: the world is reset in the same way, and its turns are played first."""
+    """Recorded episode to resume. The environment is reset in the same way, and the recorded turns are replayed
+    first."""
     kept: int | None = None
-    """How many of them; None: all."""
+    """Number of recorded turns to replay. None: all."""
     window: int | None = None
-    """Turns that are played now, at most; an episode that could go on is then left UNFINISHED. None: all."""
+    """Largest number of new turns. An episode that has not ended after these turns is UNFINISHED. None: no limit
+    besides the protocol's."""
     anew: bool = False
-    """Whether the world may answer the last kept action otherwise than it did: that reply is not checked."""
+    """Whether to skip the check of the observation after the last kept action, which may differ from the recorded
+    one."""
 
     @property
     def conversation(self) -> str:
-        """Identity of its conversation."""
+        """Identity of the episode's conversation."""
         return f"{self.task.id}#{self.sample}"

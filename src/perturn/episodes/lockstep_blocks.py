@@ -1,4 +1,4 @@
-"""Drive episodes in fixed blocks whose turns are asked for together, so that a batch does not depend on timing."""
+"""Play episodes in fixed blocks, turn by turn, so that the engine's batches do not depend on timing."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def play_blocks(
     retries: int = 1,
     hear: Hear = ignore,
 ) -> Iterator[Trajectory]:
-    """Play block after block, the episodes of each in lock-step; its trajectories are handed out as it ends, in order.
+    """Play one block of episodes after another in lock-step; yield the trajectories of each block in order.
 
-    The engine is asked only when every episode of the block that still runs has its prompt, for all of them at once
-    and in the order of the block. So what shares a batch is a function of the block, where the worlds are ones of their
-    seed: an engine whose answers depend on the batch and on the conversations it keeps answers alike each time. The
-    engine waits for the slowest world in every turn, and the last episodes of a block are answered in small batches.
+    The engine is called only when each running episode of the block has a prompt. It then gets all prompts at once, in
+    the order of the block. So batches depend on the block alone, if the environments are deterministic. An engine whose
+    answers depend on the batch then gives the same answers in every run. The cost: each turn waits for the slowest
+    environment, and the last episodes of a block are answered in small batches.
 
     Args:
-        blocks: Episodes that are played together, none twice; each has its own world.
-        engine: Answers prompts.
-        make_environment: Starts a world, in any thread. Worlds are used again in the next block.
-        protocol: Rules to play by.
-        sampling: How actions are decoded.
-        retries: How often an episode whose world died or hung (`WorldLost`) is played again. It is given its earlier
-            answers, so that it catches up before the others continue.
-        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
+        blocks: Blocks of different episodes to play together. Each episode has its own environment.
+        engine: Engine that answers the prompts.
+        make_environment: Starts an environment, in any thread. The next block uses the same environments.
+        protocol: Rules of the episodes.
+        sampling: Decoding of actions.
+        retries: Number of times to replay an episode whose environment died or hung (`WorldLost`). The replay gets the
+            earlier answers again, so the engine is not asked twice.
+        hear: Callback for each prompt and each trajectory, so that progress can be measured in turns.
     """
     start = partial(episode, protocol=protocol, policy=engine.name)
     workers = Workers(start, make_environment, retries, hear=hear)
@@ -53,7 +53,7 @@ def play_blocks(
 
 
 class _Block:
-    """Episodes in lock-step."""
+    """A block of episodes that are played in lock-step."""
 
     def __init__(self, jobs: Sequence[Job], engine: Engine, sampling: Sampling) -> None:
         self._jobs, self._engine, self._sampling = jobs, engine, sampling
@@ -75,11 +75,11 @@ class _Block:
         return [self._ended[job.task.id, job.sample] for job in self._jobs]
 
     def _wait(self, busy: int) -> float | None:
-        """Return no waiting time if all running episodes have asked, else as long as it takes."""
+        """Return 0 seconds to wait if all running episodes have sent their prompts; else None, which means no limit."""
         return 0.0 if len(self._asked) == busy else None
 
     def _hear(self, worker: Worker, prompt: Prompt) -> None:
-        """Note a prompt; a prompt that was answered before its world was lost gets its answer again."""
+        """Store a prompt. If it was answered before its environment was lost, send the same answer."""
         before, answer = self._answered.get((prompt.conversation, prompt.seed), (None, None))
         if answer is not None and before == prompt:
             worker.inbox.put(answer)
@@ -87,7 +87,7 @@ class _Block:
             self._asked[prompt.conversation] = worker, prompt
 
     def _ask(self) -> None:
-        """Have all prompts answered, in the order of the jobs."""
+        """Let the engine answer all prompts, in the order of the jobs."""
         asked = [self._asked.pop(job.conversation) for job in self._jobs if job.conversation in self._asked]
         if not asked:
             return

@@ -1,4 +1,4 @@
-"""Drive many episodes against an engine at once (`play`); `episode` is one, without model I/O."""
+"""Play many episodes at once with an engine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from perturn.types import (
 )
 
 _PATIENCE = 0.2
-"""How long the engine waits for more prompts, as a share of the time that a batch takes."""
+"""Time that the engine waits for more prompts, as a fraction of the time of a batch."""
 _IDLE = 0.25
-"""Time that the engine may be idle for each second that it works, where worlds take longer than it."""
+"""Seconds that the engine may be idle for each second of work, if environments are slower than the engine."""
 
 
 def play(
@@ -45,31 +45,30 @@ def play(
     hear: Hear = ignore,
     slots: Semaphore | None = None,
 ) -> Iterator[Trajectory]:
-    """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
+    """Play many episodes at once, and yield each trajectory as soon as its episode ends.
 
-    Each world lives in its own thread: it is made, stepped and closed there, while the engine answers the prompts that
-    are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: a streaming
-    one takes prompts on as they come; any other goes ahead once waiting for more would cost more than a fifth of the
-    time of a batch. So the order of trajectories and the batches depend on timing; an answer does not, up to rounding
-    (see `Prompt.seed`).
+    Each environment is made, stepped and closed in its own thread. The engine answers prompts in the thread that
+    consumes the trajectories. It never waits for the slowest environment. A streaming engine accepts prompts as they
+    come. Any other engine waits for more prompts for at most a fifth of the time of a batch. So the order of
+    trajectories and the batches depend on timing. An answer does not, except for rounding (see `Prompt.seed`).
 
     Args:
-        jobs: Episodes to play, in order of start.
-        engine: Answers prompts.
-        make_environment: Starts a world, in any thread. At most `concurrency` are alive; a world whose episode
-            failed is replaced.
-        protocol: Rules to play by.
-        sampling: How actions are decoded.
-        concurrency: Episodes running at the same time.
-        retries: How often an episode whose world died or hung (`WorldLost`) is played again.
-        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
-        slots: Slots for open worlds, one each, which several plays at the same time share; None: there are enough.
+        jobs: Episodes to play, in the order in which they start.
+        engine: Engine that answers the prompts.
+        make_environment: Starts an environment, in any thread. At most `concurrency` environments run at a time. An
+            environment is replaced after a FAILED episode.
+        protocol: Rules of the episodes.
+        sampling: Decoding of actions.
+        concurrency: Number of episodes that run at the same time.
+        retries: Number of times to replay an episode whose environment died or hung (`WorldLost`).
+        hear: Callback for each prompt and each trajectory, so that progress can be measured in turns.
+        slots: Semaphore that limits the open environments of several concurrent calls of `play`. None: no limit.
     """
     coming = iter(jobs)
     abilities = abilities_of(engine)
 
     def start(env: Environment, job: Job) -> Episode:
-        name = engine.name  # which may change meanwhile
+        name = engine.name  # the engine's policy may change later
         return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
 
     workers = Workers(start, make_environment, retries, coming, hear, slots)
@@ -102,15 +101,15 @@ def play_alone(
     retries: int = 1,
     hear: Hear = ignore,
 ) -> Iterator[Trajectory]:
-    """Play many episodes that ask no engine, such as an expert's, at once; see `play`.
+    """Play many episodes without an engine at once, such as expert episodes; see `play`.
 
     Args:
-        jobs: Episodes to play, in order of start.
-        start: Starts an episode of a job in a world; it ends without a prompt.
-        make_environment: Starts a world, in any thread.
-        concurrency: Episodes running at the same time.
-        retries: How often an episode whose world died or hung (`WorldLost`) is played again.
-        hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
+        jobs: Episodes to play, in the order in which they start.
+        start: Function that starts an episode for a job in an environment. The episode must end without a prompt.
+        make_environment: Starts an environment, in any thread.
+        concurrency: Number of episodes that run at the same time.
+        retries: Number of times to replay an episode whose environment died or hung (`WorldLost`).
+        hear: Callback for each prompt and each trajectory, so that progress can be measured in turns.
     """
     coming = iter(jobs)
     workers = Workers(start, make_environment, retries, coming, hear)
@@ -127,30 +126,30 @@ _Answered = list[tuple[Prompt, Action | EngineFailure]]
 
 
 class _Stream:
-    """Prompts go to an engine that takes them on while it answers others."""
+    """Pass prompts to a streaming engine, which accepts prompts while it answers others."""
 
     def __init__(self, engine: StreamingEngine, sampling: Sampling) -> None:
         self._engine, self._sampling = engine, sampling
         self._open = 0
 
     def wait(self, busy: int) -> float | None:
-        """Return seconds that more may be waited for; None: as long as it takes."""
+        """Return how many seconds to wait for more prompts; None: no limit."""
         return 0.0 if self._open else None
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
-        """Pass a prompt on."""
+        """Pass a prompt to the engine."""
         self._engine.submit([prompt], self._sampling)
         self._open += 1
 
     def advance(self, busy: int) -> _Answered:
-        """Let the engine work for a moment, and return its answers."""
+        """Let the engine work for a moment and return the finished answers."""
         answered = self._engine.advance() if self._open else []
         self._open -= len(answered)
         return answered
 
 
 class _Batches:
-    """Prompts are gathered for an engine that answers them together: when to ask it, and how many at a time."""
+    """Collect prompts for an engine that answers in batches, and choose the time and size of each batch."""
 
     def __init__(self, engine: Engine, sampling: Sampling) -> None:
         self._engine, self._sampling = engine, sampling
@@ -160,20 +159,20 @@ class _Batches:
         self._steps: deque[float] = deque([0.0], maxlen=32)
 
     def wait(self, busy: int) -> float | None:
-        """Return seconds that more may be waited for; None: as long as it takes."""
+        """Return how many seconds to wait for more prompts; None: no limit."""
         if not self._asked:
             return None
         return 0.0 if len(self._asked) >= self._size(busy) else max(0.0, self._until - time.monotonic())
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
-        """Gather a prompt, which came after a step of the given seconds."""
+        """Add a prompt to the next batch. `took`: seconds of the environment's step before it."""
         if not self._asked:
             self._until = self._patience()
         self._asked.append(prompt)
         self._steps.extend([] if took is None else [took])
 
     def advance(self, busy: int) -> _Answered:
-        """Answer the earliest prompts."""
+        """Answer the oldest prompts as one batch."""
         size = self._size(busy)
         first, self._asked = self._asked[:size], self._asked[size:]
         if not first:
@@ -189,11 +188,11 @@ class _Batches:
         return time.monotonic() + _PATIENCE * median(self._answers)
 
     def _size(self, busy: int) -> int:
-        """Return how many prompts to answer together, at most.
+        """Return the largest number of prompts in a batch.
 
-        If all episodes were answered together, the engine would be idle while their worlds step. If steps
-        take longer than answers, prompts are answered in groups, so that some worlds step while others are
-        answered. Otherwise larger batches are worth more than the wait.
+        If one batch held the prompts of all episodes, the engine would be idle while their environments step. If steps
+        take longer than answers, smaller batches let some environments step while the engine answers others. Otherwise
+        one large batch is faster.
         """
         step, answer = median(self._steps), median(self._answers)
         return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))

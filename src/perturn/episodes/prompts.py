@@ -1,6 +1,6 @@
-"""Prompts of a policy: the messages before an episode, each observation, and the turns before it.
+"""Build the prompts of a policy: system message, worked example, earlier turns and observation.
 
-All of it follows from the protocol, so equal protocols show equal things, whatever the environment.
+Prompts depend on the protocol and the observations alone, not on the environment's class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perturn.types import EpisodeProtocol, Message, Observation, Trajectory, Tur
 
 
 def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
-    """Return the messages before the first observation: system text and worked example."""
+    """Return the messages before the first observation: system message and worked example."""
     text = "\n\n".join(part for part in (protocol.system, FORMATS[protocol.format].instruction) if part)
     system: list[Message] = [{"role": "system", "content": text}] if text else []
     return (*system, *protocol.example)
@@ -24,13 +24,13 @@ _LISTED = "\nAdmissible commands:\n"
 
 
 def with_suffix(text: str, suffix: str) -> str:
-    """Return the text that poses a task with another on its own line after it, before any list of commands."""
+    """Return a task's text with a suffix on a new line, before any list of commands."""
     posed, listed, commands = text.partition(_LISTED)
     return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
 
 
 def told(trajectory: Trajectory, suffix: str) -> Trajectory:
-    """Return an episode as it would be under a protocol with a suffix."""
+    """Return an episode as if its protocol had the given suffix."""
 
     def ending(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         *before, last = messages
@@ -45,7 +45,7 @@ def told(trajectory: Trajectory, suffix: str) -> Trajectory:
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
-    """Return the newest observation as the policy reads it: results of the calls before it, then further text."""
+    """Return the newest observation as messages for the policy: results of tool calls, then other text."""
     text = seen.text
     results = result_messages(calls, seen.results)
     if results and not text:
@@ -58,7 +58,7 @@ def shown(
 def recalled(
     heard: tuple[Message, ...], seen: Observation, protocol: EpisodeProtocol
 ) -> tuple[Message, ...] | None:
-    """Return an observation as later turns see it; in a shortened history, it has no lists of commands."""
+    """Return an observation as later prompts show it, without the list of commands; None if it does not change."""
     if protocol.history is None:
         return None
     plain = shown(seen, replace(protocol, list_admissible=False))
@@ -68,15 +68,15 @@ def recalled(
 def window(
     turns: Sequence[Turn], newest: tuple[Message, ...], history: int | None
 ) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
-    """Return the turns and the observation that are shown where only the last turns are.
+    """Return the turns and the observation of a prompt that shows only the last turns.
 
-    The observation that posed the task is always shown: where its turn is left out, it opens the oldest message
-    that is kept, so that user and assistant go on taking turns.
+    The observation that states the task is always shown. If its turn is left out, the oldest kept observation begins
+    with its text, so that user and assistant messages still alternate.
 
     Args:
         turns: All turns so far.
         newest: The newest observation.
-        history: How many of the turns to show; None: all.
+        history: Number of turns to show. None: all turns.
     """
     left_out = 0 if history is None else max(0, len(turns) - history)
     kept = tuple(_remembered(turn) for turn in turns[left_out:])
@@ -90,11 +90,11 @@ def window(
 
 
 def as_seen(trajectory: Trajectory, index: int) -> tuple[Turn, ...]:
-    """Return the turns as the policy saw them when it took one of them, that one last.
+    """Return a turn and the turns before it, as the policy saw them when it took this turn.
 
     Args:
-        trajectory: As recorded.
-        index: Of the turn that was taken.
+        trajectory: The recorded episode.
+        index: Index of the turn, which is the last turn of the result.
     """
     taken = trajectory.turns[index]
     earlier, newest = window(trajectory.turns[:index], taken.observation, trajectory.history)
@@ -102,18 +102,18 @@ def as_seen(trajectory: Trajectory, index: int) -> tuple[Turn, ...]:
 
 
 def context_of(trajectory: Trajectory, index: int) -> Trajectory:
-    """Return the conversation in which a turn was taken, that turn last; its messages are those the policy saw."""
+    """Return the conversation that the policy saw when it took a turn. This turn is the last of the result."""
     if trajectory.history is None:
         return trajectory.seen_from(index)
     return replace(trajectory, turns=as_seen(trajectory, index), history=None)
 
 
 def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:
-    """Yield the sequences of an episode: a conversation that the policy saw, and the turns that carry loss in it.
+    """Yield the training sequences of an episode: conversations, each with the range of turns that carry loss in it.
 
-    These are its last ones. Each turn carries loss once, in the conversation in which it was taken. The turns of a
-    sequence follow each other in the episode too, so that the sequences hold all turns in order. Where the history was
-    shortened, each turn is a sequence.
+    Each turn carries loss once, in the conversation in which the policy took it. The turns with loss are the last turns
+    of their sequence. Over all sequences, they are in the order of the episode. If the history was shortened, each turn
+    has its own sequence.
     """
     if trajectory.is_one_sequence:
         yield replace(trajectory, history=None), range(len(trajectory.turns))
@@ -126,12 +126,12 @@ def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:
 
 
 def _remembered(turn: Turn) -> Turn:
-    """Return a turn as later ones see it."""
+    """Return a turn as later prompts show it."""
     return turn if turn.recalled is None else replace(turn, observation=turn.recalled, recalled=None)
 
 
 def _behind(first: tuple[Message, ...], heard: tuple[Message, ...], left_out: int) -> tuple[Message, ...]:
-    """Return an observation that opens with the observation that posed the task."""
+    """Return an observation with the text of the task put before it."""
     posed = "\n".join(str(message.get("content") or "") for message in first)
     turns = "1 turn is" if left_out == 1 else f"{left_out} turns are"
     opening: Message = heard[0] if heard else {"role": "user"}

@@ -1,4 +1,4 @@
-"""Play episodes from given actions: the actions of a script, or of a recorded episode."""
+"""Play episodes with given actions, from a script or a recorded episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
 
 
 def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
-    """Play given actions; an episode that outlasts them is marked FAILED with the failure."""
+    """Play an episode with given actions. If it does not end with them, it is marked FAILED with `failure`."""
     try:
         next(steps)
         for action in script:
@@ -24,17 +24,17 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
 
 
 def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> Trajectory:
-    """Replay a recorded episode, and check that the observations are equal; rewards and end may differ.
+    """Replay a recorded episode, and check that its observations are equal. Rewards and outcome may differ.
 
     Args:
-        env: A world, free to be reset.
-        recorded: The episode; turns may have been cut from its end.
-        protocol: The rules that it was played by.
+        env: The environment, which no other episode uses.
+        recorded: The recorded episode, whose last turns may be missing.
+        protocol: The protocol of the recorded episode.
 
-    Returns: The episode as it was played now; FAILED if the world continues after the recorded turns.
+    Returns: The replayed episode; FAILED if the episode has not ended after the recorded turns.
 
     Raises:
-        DataError: If the world says something else.
+        DataError: If an observation differs from the recorded one.
     """
     task = recorded.task
     said = [turn.user_said for turn in recorded.turns]
@@ -53,17 +53,18 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
 
 
 def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:
-    """Play a recorded episode again, as `play_again` does.
+    """Replay a recorded episode, and return the commands that it sends to the environment.
 
     Args:
-        env: A world, free to be reset.
-        recorded: The episode; turns may have been cut from its end.
-        protocol: The rules that it was played by.
+        env: The environment, which no other episode uses.
+        recorded: The recorded episode, whose last turns may be missing.
+        protocol: The protocol of the recorded episode.
 
-    Returns: The text sent to the world at each turn; None if the action broke the format, so that no text was sent.
+    Returns: The text sent to the environment at each turn [turns]; None if the action broke the format, so that no text
+    was sent.
 
     Raises:
-        DataError: If the world says something else.
+        DataError: If an observation differs from the recorded one.
     """
     play_again(env, recorded, protocol)
     return [understood(turn.action, FORMATS[protocol.format], recorded.tools) for turn in recorded.turns]

@@ -1,4 +1,4 @@
-"""Seeds of episodes, and the episodes of an iteration that start from a task's first turn."""
+"""Seeds of episodes, and the jobs of an iteration's rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perturn.types import Task
 
 
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
-    """Return episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
+    """Return the episodes to play. An episode's seed depends only on the run's seed, task, sample and iteration."""
     later = (iteration,) if iteration > 1 else ()
     return [
         Job(task, seed_of(seed, task.id, sample, *later), sample)
@@ -20,5 +20,5 @@ def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int
 
 
 def seed_of(*parts: object) -> int:
-    """Return a seed that depends on all parts, and on nothing else."""
+    """Return a seed that depends on all the given parts, and on nothing else."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())

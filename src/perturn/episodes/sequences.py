@@ -1,12 +1,13 @@
-"""The prefix rule: where the next request of an agent continues the recorded episode, or why it does not.
+"""The prefix rule: find the recorded turn that an agent's next request continues, or why it continues none.
 
 An agent program sends its whole conversation with each request. A request that extends an earlier request and its
-answer, with the same tools and template variables, is the next turn of that sequence. Any other request opens another
-sequence of the same episode: after a compaction, in a sub-agent, or where the history was edited.
+answer, with the same tools and template variables, is the next turn of that sequence. Any other request opens a new
+sequence in the same episode, for example after a compaction, in a sub-agent, or after an edit.
 
-A turn is trained in the context in which it was sampled. So two requests are equal here exactly where a policy reads
-the same: forms of one text are equal, and so are answers that differ in white space around them, since the policy reads
-the tokens that it sampled and not their copy. An answer that comes back without its thought is another context.
+Each turn is trained in the context in which it was sampled. So two requests are equal exactly if the policy reads the
+same tokens. Different forms of one text are equal. So are answers that differ in the white space around them, since the
+policy reads its own sampled tokens and not the client's copy. An answer that comes back without its thought is a
+different context.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from perturn.io.call_arguments import ARGUMENTS, read_arguments
 from perturn.types import Message
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys under which clients send a thought back."""
+"""Keys under which clients return a thought."""
 _INLINE = ("<think>", "</think>")
 
 
 class Cause(StrEnum):
-    """Why a request continues no recorded turn."""
+    """Reasons why a request continues no recorded turn."""
 
     SYSTEM = "system prompt changed"
     EDITED = "message edited"
@@ -44,36 +45,36 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Break:
-    """The first difference between a request and the recorded conversation that is most like it."""
+    """The first difference between a request and the recorded conversation that shares its longest prefix."""
 
     cause: Cause
     turn: int
-    """Index of the turn that ends the recorded conversation."""
+    """Index of the last turn of the recorded conversation."""
     message: int
-    """Index of the first message of the request that differs; the number of messages if none does."""
+    """Index of the first message of the request that differs; the number of messages if no message differs."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Place of a request in an episode."""
+    """Position of a request in an episode."""
 
     follows: int
-    """Index of the turn that it continues; -1: it opens a sequence."""
+    """Index of the turn that the request continues; -1 if it opens a sequence."""
     prompt: tuple[Message, ...]
-    """Messages before the observation, where it opens a sequence; else none."""
+    """Messages before the observation if the request opens a sequence; otherwise empty."""
     heard: tuple[Message, ...]
-    """Its observation: the new user and tool messages."""
+    """Observation of the request: its new user and tool messages."""
     broke: Break | None
-    """Why it opens a sequence although the episode has turns; None where it continues one, is the first, or repeats
-    the request of an earlier turn."""
+    """Why the request opens a sequence although the episode has turns. None if it continues a turn, is the first
+    request, or repeats an earlier request."""
     keys: tuple[bytes, ...] = field(repr=False, default=())
-    """Digest of the conversation up to each message."""
+    """Digests of the conversation up to each message [messages]."""
     setting: tuple[str, str] = field(repr=False, default=("", ""))
-    """Tools and template variables as text."""
+    """Tools and template variables, each as text."""
 
     @property
     def end_key(self) -> tuple[bytes, tuple[str, str]] | None:
-        """Key of the conversation up to its last answer, in any episode; None where it has no answer."""
+        """Key, valid across episodes, of the conversation up to its last answer; None if it has no answer."""
         answered = self.prompt and self.prompt[-1]["role"] == "assistant"
         return (self.keys[len(self.prompt) - 1], self.setting) if answered else None
 
@@ -84,26 +85,26 @@ class _Known:
 
     before: int
     texts: tuple[str, ...]
-    """Texts that it adds to the conversation of the turn before it, as compared; the answer last."""
+    """Texts, in the form of `comparable`, that the turn adds to the turn before it. The answer is the last one."""
     ends: list[tuple[bytes, tuple[str, str]]]
-    """Digest of the conversation up to each form of its answer, with tools and variables."""
+    """Keys of the conversation up to the answer, one for each form of the answer."""
 
 
 class Sequences:
-    """The conversations of one episode so far, each turn with the turn that it continues."""
+    """The conversations of an episode so far: each recorded turn, with the turn that it continues."""
 
     def __init__(self, *, reads_thoughts: bool = True) -> None:
-        """Begin without turns.
+        """Create an episode without turns.
 
         Args:
-            reads_thoughts: Whether the policy reads the thoughts of earlier turns. An engine that leaves them out gives
-                the same answers whether a client sends them back or not.
+            reads_thoughts: Whether the policy reads the thoughts of earlier turns. If it does not, thoughts are ignored
+                when requests are compared.
         """
         self._reads_thoughts = reads_thoughts
         self._turns: list[_Known] = []
         self._ends: dict[bytes, dict[tuple[str, str], list[int]]] = {}
-        self._seen: dict[bytes, int] = {}  # every beginning of a conversation -> the newest turn that has it
-        self._asked: dict[tuple[bytes, tuple[str, str]], list[int]] = {}  # requests that opened a sequence
+        self._seen: dict[bytes, int] = {}  # digest of a conversation's prefix -> the newest turn that has it
+        self._asked: dict[tuple[bytes, tuple[str, str]], list[int]] = {}  # opening request -> its turns
         self._continued: set[int] = set()
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Sequences:
 
     @property
     def agents(self) -> int:
-        """Number of agents that seem to play the episode: copies of its first request that were all continued."""
+        """Estimated number of agents in the episode: equal opening requests that later requests continued."""
         return (
             max((len(self._continued.intersection(turns)) for turns in self._asked.values()), default=0) or 1
         )
@@ -124,17 +125,17 @@ class Sequences:
         earlier: Position | None = None,
         same: int = 0,
     ) -> Position:
-        """Find out where a request continues the episode; nothing is recorded.
+        """Return where a request continues the episode. Nothing is recorded.
 
         Args:
             messages: The whole conversation that an agent sent.
-            tools: Schemas of the tools that it offers.
+            tools: Schemas of the tools in the request.
             template_kwargs: Variables for the chat template.
-            earlier: Place of another request with the same tools and variables.
-            same: How many messages both requests begin with, which are then not compared again.
+            earlier: Position of another request with the same tools and variables.
+            same: Number of messages at the start that both requests share. These messages are not compared again.
 
         Raises:
-            DataError: If a message holds something else than text and calls, or there is none.
+            DataError: If a message holds anything but text and calls, or the request has no message.
         """
         if not messages:
             raise DataError("messages: expected at least one message, got none. Send the conversation.")
@@ -156,11 +157,11 @@ class Sequences:
         return Position(-1, tuple(messages[:begun]), tuple(messages[begun:]), broke, keys, setting)
 
     def add(self, position: Position, *answers: Message) -> int:
-        """Record the turn of a request; return its index.
+        """Record the turn of a request, and return the turn's index.
 
         Args:
-            position: Where it belongs.
-            answers: Its answer as an assistant message, in each form in which a client may send the answer back.
+            position: Position of the request, from `position`.
+            answers: The answer as an assistant message, in each form in which a client may return it.
         """
         index = len(self._turns)
         texts = tuple(self._compared(message) for message in position.heard)
@@ -179,17 +180,17 @@ class Sequences:
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """Return keys of the conversation up to a turn's answer, in any episode; see `Position.end_key`."""
+        """Return the keys of the conversation up to a turn's answer; see `Position.end_key`."""
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
-        """Return the turn that ends a conversation; of several, the newest that no turn continues yet."""
+        """Return the newest turn that ends a conversation; turns that no other turn continues come first."""
         found = self._ends.get(key, {}).get(setting, [])
         free = [turn for turn in found if turn not in self._continued]
         return max(free or found, default=None)
 
     def _break(self, texts: Sequence[str], keys: Sequence[bytes], setting: tuple[str, str]) -> Break:
-        """Return why a request continues no turn."""
+        """Return the first difference between a request and the recorded turns."""
         alike = next((index for index, key in enumerate(keys) if key not in self._seen), len(keys))
         turn = self._seen[keys[alike - 1]] if alike else len(self._turns) - 1
         settings = [known for key in keys if key in self._ends for known in self._ends[key]]
@@ -199,7 +200,7 @@ class Sequences:
         return Break(why_broke(self._conversation(turn), texts, alike), turn, alike)
 
     def _conversation(self, turn: int) -> list[str]:
-        """Return texts of all messages up to a turn's answer."""
+        """Return the texts of all messages up to a turn's answer."""
         parts = []
         while turn >= 0:
             parts.append(self._turns[turn].texts)
@@ -211,17 +212,17 @@ class Sequences:
 
 
 def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
-    """Return why a conversation is not the continuation of another one.
+    """Return why a conversation does not continue a recorded conversation.
 
     Args:
-        known: The recorded conversation, with messages in the form of `comparable`.
-        sent: The conversation that was sent.
-        alike: Number of messages that both begin with.
+        known: Messages of the recorded conversation, in the form of `comparable`.
+        sent: Messages of the request, in the form of `comparable`.
+        alike: Number of messages that both conversations share at the start.
     """
     if alike == len(sent):
         return Cause.REMOVED  # it stops at an earlier message
     if alike == len(known):
-        return Cause.EDITED  # the agent put an answer of its own behind the recorded one
+        return Cause.EDITED  # the agent added an answer of its own after the recorded one
     was, came = json.loads(known[alike]), json.loads(sent[alike])
     rest, later = known[alike + 1 :], sent[alike + 1 :]
     if was[0] == came[0] == "system":
@@ -237,11 +238,12 @@ def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
 
 
 def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
-    """Return a text that is equal for two messages exactly if a policy reads them as the same tokens.
+    """Return a text that two messages share exactly if a policy reads them as the same tokens.
 
     Args:
-        message: A message of a chat format, its content as text or as parts of text, arguments as object or as JSON.
-        reads_thoughts: Whether the thought of an assistant message counts.
+        message: A chat message. Its content is text or a list of text parts; arguments of calls are an object or JSON
+            text.
+        reads_thoughts: Whether to compare the thought of an assistant message.
 
     Raises:
         DataError: If its content is not text.
@@ -261,9 +263,9 @@ def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
-    """Return messages with tool results in the order of their calls, each with its tool's name and without ids.
+    """Return messages with tool results in the order of their calls, with the names of tools and without ids of calls.
 
-    Episodes are recorded in this form, since each client chooses its own ids, which mean nothing to a policy.
+    Episodes are recorded in this form, since ids are chosen by the client and a policy does not read them.
     """
     found: list[Message] = []
     waiting: list[tuple[str, str]] = []  # id and name of each call of the last answer
@@ -282,7 +284,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
             known_id = message.get("tool_call_id") in ids
             position = (
                 ids.index(message["tool_call_id"]) if known_id else results
-            )  # without ids, in their order
+            )  # without ids, results keep their order
             results += 1
             named = {"name": waiting[position][1]} if position < len(waiting) else {}
             found.append({"role": "tool", **named, **plain, "at": position})
@@ -292,7 +294,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def _sorted_results(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with each run of tool results sorted by the place of its call."""
+    """Return messages with consecutive tool results sorted by the position of their calls."""
     done: list[Message] = []
     run: list[Message] = []
     for message in [*messages, {"role": ""}]:
@@ -306,13 +308,13 @@ def _sorted_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _head(messages: Sequence[Message]) -> int:
-    """Return the number of system messages at a conversation's start, before its first observation."""
+    """Return the number of system messages at the start of a conversation."""
     roles = [message["role"] in ("system", "developer") for message in messages]
     return roles.index(False) if False in roles else len(roles)
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:
-    """Name and arguments of a call."""
+    """Return the name and the arguments of a call."""
     function = call.get("function", call)
     given: Any = next((function[key] for key in ARGUMENTS if function.get(key) is not None), {})
     arguments = read_arguments(given)
@@ -320,7 +322,7 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
 
 
 def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
-    """Return text and calls of an assistant message as compared, without a thought in either place."""
+    """Return the text and calls of an assistant message in the form of `comparable`, without any thought."""
     text = str(compared[1])
     opened, closed = _INLINE
     if closed in text:
@@ -329,9 +331,9 @@ def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
 
 
 _text_of = json.JSONEncoder(sort_keys=True, default=str).encode
-"""A value as JSON, equal for equal values."""
+"""Function from a value to JSON text, which is equal for equal values."""
 
 
 def _chained(before: bytes, text: str) -> bytes:
-    """Digest of a conversation and one more message."""
+    """Return the digest of a conversation extended by one message."""
     return hashlib.blake2b(before + text.encode(), digest_size=16).digest()

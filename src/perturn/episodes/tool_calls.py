@@ -1,7 +1,7 @@
-"""Native tool calls: parsed from the policy's text, sent to the world, and their results in the policy's prompt.
+"""Native tool calls: parse them from a policy's text, send them to the environment, put their results in the prompt.
 
-An environment with tools (`Observation.tools`) receives each action as the JSON text of `write_action`, so it need not
-know how a model's chat template writes calls. Calls in text are read in every format of `CALL_FORMATS`.
+An environment with tools (`Observation.tools`) receives each action as the JSON text of `write_action`, so it does not
+depend on a model's chat template. Calls in a policy's text may have any format of `CALL_FORMATS`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from perturn.io.plain_data import mended
 from perturn.types import Action, Message
 
 NO_CALL = ToolCall("")
-"""The call of a malformed action, where calls are compared; no tool has its name."""
+"""Placeholder for the call of a malformed action when calls are compared. No tool has its name."""
 
 
 @dataclass(frozen=True)
 class ToolAction:
-    """One turn of a policy that has tools: calls, or a message to the user where there are none."""
+    """Action of a policy that has tools: calls with optional text, or a message to the user if there are no calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
 
 
 def write_action(action: ToolAction) -> str:
-    """Return the action as a world gets it in `step`: JSON with `text` and `calls`."""
+    """Return the action as JSON with `text` and `calls`, which the environment receives in `step`."""
     return json.dumps(
         {"text": action.text, "calls": [_plain(call) for call in action.calls]}, ensure_ascii=False
     )
 
 
 def read_action(action: str) -> ToolAction | None:
-    """Return the action that `write_action` wrote as this text; None if the text is not such JSON.
+    """Return the action from the JSON text of `write_action`; None if the text is not such JSON.
 
-    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as in chat templates. So
-    an expert may write a call as short as that.
+    The text may also be one call or a list of calls, as `{"name": ..., "arguments": {...}}` or in the form of chat
+    templates. So an expert can write calls in this short form.
     """
     try:
         data = json.loads(action)
@@ -53,7 +53,7 @@ def read_action(action: str) -> ToolAction | None:
 
 
 def read_said(data: Any) -> ToolAction | None:
-    """Return the action that the JSON of `read_action` holds; None for anything else."""
+    """Return the action from parsed JSON in a form of `read_action`; None for anything else."""
     if isinstance(data, list):
         data = {"calls": data} if data and all(map(_is_call, data)) else None
     elif _is_call(data):
@@ -66,7 +66,7 @@ def read_said(data: Any) -> ToolAction | None:
 
 
 def _is_call(data: Any) -> bool:
-    """Return whether an object is a call and nothing else: it names arguments, or is in the form of chat templates."""
+    """Return whether an object is one call: it has a name and arguments, or is in the form of chat templates."""
     if not isinstance(data, Mapping):
         return False
     return isinstance(data.get("function"), Mapping) or (
@@ -75,13 +75,14 @@ def _is_call(data: Any) -> bool:
 
 
 def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | None]:
-    """Take the calls out of an action's text, unless its engine has done so.
+    """Parse the tool calls in an action's text, unless the engine has done so.
 
     Args:
-        action: As an engine gave it.
-        tools: Schemas of the tools that are offered, which type arguments that a model writes as text.
+        action: The action as the engine returned it.
+        tools: Schemas of the offered tools. They give the types of arguments that a model writes as text.
 
-    Returns: The action with its calls, and its text; (an action of text alone, None) if it is malformed or empty.
+    Returns: The action with its calls, and its `ToolAction`. If the action is malformed or empty: the action without
+    calls, and None.
     """
     if action.tool_calls:
         calls = _calls(action.tool_calls)
@@ -91,7 +92,7 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
         return replace(action, tool_calls=made), ToolAction(action.text, calls)
     read = read_answer(action.text, tools)
     made = tuple(map(chat_call, read.calls))
-    if made or read.said != action.text.strip():  # thoughts may stand between other marks now
+    if made or read.said != action.text.strip():  # the thoughts' marks may have changed
         action = replace(action, text=read.said, tool_calls=made)
     if read.malformed or not (made or read.said):
         return action, None
@@ -99,28 +100,28 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
 
 
 def as_text(action: Action) -> Action:
-    """Return an action whose calls mean nothing, as text alone: valid Unicode, however strange it was."""
+    """Return an action with its unreadable calls turned into text, all of it valid Unicode."""
     text = action.text
     if action.tool_calls:
         try:
             written = json.dumps([dict(call) for call in action.tool_calls], ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):  # what no JSON holds, or hardly any reader reads
+        except (TypeError, ValueError, RecursionError):  # values that JSON cannot hold, or too deep nesting
             written = reprlib.repr(action.tool_calls)
         text = f"{text}\n{written}".lstrip()
     return replace(action, text=mended(text), tool_calls=())
 
 
 def parse_text(text: str, tools: Tools = ()) -> ToolAction | None:
-    """Turn the text of a turn into the action, with calls in any of `CALL_FORMATS`; None if malformed or empty.
+    """Parse the text of a turn into an action, with calls in any of `CALL_FORMATS`; None if malformed or empty.
 
-    An action is malformed if a call in it cannot be executed exactly as it is written. A call that is only mentioned in
-    a thought does not count. Words before, between and after calls are the text of the action.
+    An action is malformed if a call in it cannot be executed exactly as it is written. A call inside a thought does not
+    count. Words before, between and after calls become the text of the action.
     """
     return understand(Action(text), tools)[1]
 
 
 def write_text(action: ToolAction, form: str = "hermes") -> str:
-    """Return the action as text, with calls in a format of `CALL_FORMATS`, as `parse_text` reads it.
+    """Return the action as text that `parse_text` reads, with calls in a format of `CALL_FORMATS`.
 
     Raises:
         DataError: If the format cannot write the calls.
@@ -129,12 +130,12 @@ def write_text(action: ToolAction, form: str = "hermes") -> str:
 
 
 def expert_action(said: str) -> ToolAction:
-    """Return the action that an expert wrote as JSON, as a model writes calls, or as a message to the user."""
+    """Return the action that an expert wrote: as JSON, in a model's format of calls, or as a message to the user."""
     return read_action(said) or parse_text(said) or ToolAction(said)
 
 
 def chat_call(call: ToolCall) -> dict[str, Any]:
-    """Return the call in the form of chat templates."""
+    """Return a call in the form of chat templates."""
     return {"type": "function", "function": _plain(call)}
 
 
@@ -143,7 +144,7 @@ def _plain(call: ToolCall) -> dict[str, Any]:
 
 
 def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[Message]:
-    """Return results of calls as tool messages."""
+    """Return the results of calls as tool messages."""
     return [
         {"role": "tool", "name": call.name, "content": result}
         for call, result in zip(calls, results, strict=True)
@@ -151,13 +152,13 @@ def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[M
 
 
 def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
-    """Return calls that an engine or a world has in a structure; None if one of them is unclear."""
+    """Return calls from the structured data of an engine or environment; None if a call is ambiguous."""
     calls = list(found)
     return together(call_of(_known(call)) for call in calls) if calls else ()
 
 
 def _known(call: Any) -> Any:
-    """Name and arguments of a call. A server may add its own keys, such as an index."""
+    """Return the name and arguments of a call, without other keys. A server may add keys, such as an index."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(function, Mapping):
         return None
@@ -165,7 +166,7 @@ def _known(call: Any) -> Any:
 
 
 def _with_object(given: Mapping[str, Any], call: ToolCall) -> Mapping[str, Any]:
-    """Return an engine's call with its arguments as an object, which a chat template writes once as JSON."""
+    """Return an engine's call with its arguments as an object, so that a chat template does not encode them twice."""
     function = given.get("function", given)
     if function.get("arguments") == call.arguments:
         return given
@@ -179,11 +180,11 @@ def call_similarity(call: ToolCall, gold: ToolCall) -> float:
 
         s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
 
-    K and K' are the parameters that are given in the call and in the gold call; values are compared as in
-    Python, so 1 equals 1.0, and True equals 1. Without any parameters |K & K'| / |K | K'| is 1.
+    K and K' are the names of the arguments of the call and of the gold call. Values are compared as in Python, so 1
+    equals 1.0, and True equals 1. If neither call has arguments, |K & K'| / |K | K'| is 1.
 
     Source: MatchTIR's code, `tool_similarity`.
-    Differs: names must be equal as written, for so a world calls them; the code ignores case.
+    Differs: names are compared with case, since environments call tools by exact name. The code ignores case.
     """
     if call.name != gold.name:
         return 0.0

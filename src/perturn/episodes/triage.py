@@ -1,8 +1,9 @@
-"""Triage signals: properties of an episode that are found without asking a model.
+"""Triage signals: properties of an episode that are computed without a model.
 
-Source of the names: "Signals: Trajectory Sampling and Triage for Agentic Interactions" (2026), whose classes
-are interaction, execution and environment. Differs: the definitions below are Perturn's; of the interaction signals
-only stagnation is here, since the others are read from a human's replies; `broken` and `cut` are added.
+Source of the names: "Signals: Trajectory Sampling and Triage for Agentic Interactions" (2026), whose classes are
+interaction, execution and environment.
+Differs: the definitions are Perturn's. `broken` and `cut` are added. Interaction signals other than stagnation are
+missing, since they need a human's replies.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from perturn.errors import did_you_mean
 from perturn.types import Trajectory, failed
 
 REPEATS = 3
-"""How often the same must happen to be a loop."""
+"""Number of repetitions that make a loop."""
 LONGEST_CYCLE = 3
-"""Longest block of actions whose repetition is looked for."""
+"""Length, in actions, of the longest block that is searched for repetitions."""
 STILL_TURNS = 5
-"""Turns in a row without news that are a stagnation."""
+"""Number of consecutive turns without news that make a stagnation."""
 
 
 def broken(trajectory: Trajectory) -> bool:
@@ -34,7 +35,7 @@ def failure(trajectory: Trajectory) -> bool:
 
 
 def loop(trajectory: Trajectory) -> bool:
-    """Return whether one to three actions came three times in a row, or one action three times in the same state."""
+    """Return whether up to three actions came three times in a row, or one action three times in the same state."""
     actions = [action_of(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
     visits = Counter(
         (turn.state_key, action)
@@ -67,18 +68,18 @@ def exhaustion(trajectory: Trajectory) -> bool:
 
 
 def cut(trajectory: Trajectory) -> bool:
-    """Return whether an action was cut off at the limit of its tokens."""
+    """Return whether an action was cut off at the token limit."""
     return any(not turn.action.ended for turn in trajectory.turns)
 
 
 SIGNALS: dict[str, Callable[[Trajectory], bool]] = {
     shows.__name__: shows for shows in (broken, failure, loop, stagnation, exhaustion, cut)
 }
-"""Signals by name; the docstring of each gives its meaning."""
+"""Signals by name. The docstring of each function gives its meaning."""
 
 
 def signals_of(trajectory: Trajectory) -> list[str]:
-    """Return the signals an episode shows."""
+    """Return the names of the signals that an episode shows."""
     return [name for name, shows in SIGNALS.items() if shows(trajectory)]
 
 
@@ -88,13 +89,13 @@ def meaning(name: str) -> str:
 
 
 def action_of(text: str, tool_calls: Sequence[object]) -> str:
-    """Return the identity of a turn's deed: the action without its thought, and the calls."""
+    """Return a text that identifies a turn's action: the action without its thought, and the tool calls."""
     _, mark, action = text.rpartition("Action:")
     return f"{(action if mark else text).strip()}{list(tool_calls) if tool_calls else ''}"
 
 
 def _repeats(actions: Sequence[str], size: int) -> bool:
-    """Return whether a block of the given number of actions is repeated `REPEATS` times in direct succession."""
+    """Return whether a block of `size` actions comes `REPEATS` times in a row."""
     matching = 0
     for index in range(size, len(actions)):
         matching = matching + 1 if actions[index] == actions[index - size] else 0
@@ -104,12 +105,12 @@ def _repeats(actions: Sequence[str], size: int) -> bool:
 
 
 def check_signals(chosen: Signals) -> None:
-    """Reject names of signals that there are not.
+    """Reject unknown names of signals.
 
     Raises:
-        ValueError: Naming the setting, and the signals that there are.
+        ValueError: If a name is unknown; names the setting and the known signals.
     """
-    known = [name for name in SIGNALS if name != broken.__name__]  # an episode that FAILED is counted as that
+    known = [name for name in SIGNALS if name != broken.__name__]  # a FAILED episode is counted as FAILED
     for key in ("without", "only"):
         for name in getattr(chosen, key):
             if name not in known:
@@ -117,9 +118,9 @@ def check_signals(chosen: Signals) -> None:
 
 
 def left_out(episodes: Sequence[Trajectory], chosen: Signals) -> tuple[list[Trajectory], dict[str, int]]:
-    """Return the episodes that are not left out by their signals, and the count of the others as `filtered`.
+    """Return the episodes that the filter keeps, and the number of the others as `filtered`.
 
-    A FAILED episode is left in. Where no signal is named nothing is counted.
+    FAILED episodes are kept. If the filter names no signal, the count is missing.
     """
     kept = [one for one in episodes if not chosen or failed(one) or _is_chosen(one, chosen)]
     return kept, {"filtered": len(episodes) - len(kept)} if chosen else {}

@@ -1,4 +1,4 @@
-"""Number of turns that an episode has left, and the text that tells its agent."""
+"""Count the turns that an episode has left, and add the number to its observations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _REMINDER = re.compile(r"\n(You are given \d+ turns? more\. )?You have \d+ turns
 
 
 class Allowance:
-    """The turns that an episode has left; its protocol may give more where it has none."""
+    """Number of turns that an episode has left. The protocol may extend an episode that has none left."""
 
     def __init__(self, protocol: EpisodeProtocol, task: Task, posed: Observation) -> None:
-        """Start with all turns left.
+        """Start with the turn limit of the task.
 
         Args:
             protocol: Rules of the episode.
-            task: Of the episode.
-            posed: The world's answer to `reset`.
+            task: Task of the episode.
+            posed: The environment's observation after `reset`.
         """
         self.left = protocol.limit(task)
         self._control = protocol.turns
@@ -28,10 +28,10 @@ class Allowance:
         self._progress: list[bool] = []
 
     def spend(self, seen: Observation) -> None:
-        """Count a turn that was played, and give more where it was the last one.
+        """Count a played turn. After the last turn, extend the episode if the protocol allows it.
 
         Args:
-            seen: The world's answer to it.
+            seen: The environment's observation after the turn.
         """
         self.left -= 1
         self._progress.append(seen.reward > 0 or (seen.valid and _reply(seen) not in self._known))
@@ -44,10 +44,10 @@ class Allowance:
             self.left = self._given = self._control.extend
 
     def tell(self, heard: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return an observation that ends with the turns that are left, if the protocol says so.
+        """Return an observation with a reminder of the turns left at its end, if the protocol has reminders.
 
         Args:
-            heard: The observation, a message or more.
+            heard: The observation: one message or several.
         """
         if self._control is None or not self._control.reminder:
             return heard
@@ -57,7 +57,7 @@ class Allowance:
         return (*before, {**last, "content": text})
 
     def _is_needed(self) -> bool:
-        """Return whether an extension applies to the episode."""
+        """Return whether the episode made enough progress for an extension."""
         assert self._control is not None
         return self._control.progress is None or any(self._progress[-self._control.progress :])
 

@@ -1,4 +1,4 @@
-"""The user's turns of an episode, where the environment hands them over: a model speaks, a script, or a record."""
+"""Play the user's turns that an environment asks for, with a model, a script or recorded texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perturn.io.plain_data import mended
 from perturn.types import Action, Environment, EpisodeProtocol, Observation, Prompt, UserTurn
 
 _MOST = 8
-"""Times that a user may speak between two turns of the policy."""
+"""Largest number of times that the user may speak between two turns of the policy."""
 _SEED = 500_000
-"""Distance of the seed of the user's model from the seed of the policy's action."""
+"""Difference between the seed of the user's model and the seed of the policy's action."""
 
 
 class User:
@@ -23,27 +23,28 @@ class User:
     def __init__(
         self, env: Environment, job: Job, protocol: EpisodeProtocol, recorded: Sequence[Sequence[str]]
     ) -> None:
-        """Start before anything was said.
+        """Create the user of an episode before its first turn.
 
         Args:
-            env: The world of the episode.
+            env: The episode's environment.
             job: The episode.
-            protocol: Names the user's model.
-            recorded: Texts before each turn that are said again.
+            protocol: Rules of the episode, with the user's model if there is one.
+            recorded: Recorded texts of the user before each turn of the policy, which are used again.
         """
         self._env, self._job, self._user, self._recorded = env, job, protocol.user, recorded
         self.said: tuple[str, ...] = ()
-        """Texts before the newest observation."""
+        """The user's texts before the newest observation."""
 
     def speak(self, seen: Observation, turn: int) -> Generator[Prompt, Action, Observation]:
-        """Let the user speak as long as the environment asks for the user's turn; return the policy's next observation.
+        """Let the user speak while the environment asks for the user's turn, and return the next observation.
 
         Args:
             seen: The environment's answer to `reset`, or to the policy's action.
-            turn: Number of the turn of the policy that comes next.
+            turn: Index of the policy's next turn.
 
         Raises:
-            EnvironmentFailure: If nobody plays the user, or it is the user's turn too often.
+            EnvironmentFailure: If no model and no script plays the user, or the environment asks for the user's turn
+                too often in a row.
         """
         self.said = ()
         while seen.user is not None and not seen.terminated:
@@ -75,7 +76,7 @@ class User:
         return seen
 
     def _again(self, turn: int) -> str | None:
-        """Return the text that was said here when the episode was recorded; None: there is none."""
+        """Return the user's recorded text for this point of the episode; None if there is none."""
         texts = self._recorded[turn] if turn < len(self._recorded) else ()
         return texts[len(self.said)] if len(self.said) < len(texts) else None
 

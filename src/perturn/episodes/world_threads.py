@@ -1,4 +1,4 @@
-"""Threads in which worlds play episodes, and the one queue of their messages."""
+"""Worker threads that play episodes, and the queue that receives their messages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from perturn.types import Action, Environment, Prompt, Status, Trajectory
 _logger = logging.getLogger(__name__)
 
 _LEAVE_S = 10.0
-"""Seconds that worlds have to end when the play is over."""
+"""Seconds to wait for worker threads to end when the play is over."""
 _PLENTY = 2**31
-"""Slots where no other play has worlds."""
+"""Number of slots if no other play shares them."""
 _LOOK_S = 0.2
-"""Seconds after which a worker that waits for a slot looks whether the play is over."""
+"""Seconds after which a worker that waits for a slot checks whether the play is over."""
 _BYSTANDER_LIMIT = 16
-"""How often an episode is played again because of other worlds."""
+"""Largest number of replays of an episode because another environment failed."""
 
 
 def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
-    """Play an episode, and again if its world died or hung; the last trajectory counts.
+    """Play an episode, and replay it if its environment died or hung; return the last trajectory.
 
     Args:
-        play_once: Plays it.
-        retries: How often it is played again. Losses to another world's fault are not counted, up to a bound.
+        play_once: Function that plays the episode once.
+        retries: Largest number of replays. Replays because another environment failed do not count; they have a limit
+            of their own.
     """
     bystander = 0
     while True:
@@ -49,15 +50,15 @@ def play_again(play_once: Callable[[], Trajectory], retries: int) -> Trajectory:
 
 Said = tuple["Worker", "Prompt | Trajectory | BaseException"]
 Hear = Callable[["Prompt | Trajectory"], None]
-"""Told of each prompt as an episode asks it, and of each trajectory as its episode ends."""
+"""Callback for each prompt that an episode yields, and for each trajectory when its episode ends."""
 
 
 def ignore(said: Prompt | Trajectory) -> None:
-    """Take no note."""
+    """Do nothing with a prompt or trajectory."""
 
 
 class Workers:
-    """All worker threads, and the one queue of their messages."""
+    """All worker threads of a play, and the queue that receives their messages."""
 
     def __init__(
         self,
@@ -68,16 +69,17 @@ class Workers:
         hear: Hear = ignore,
         slots: Semaphore | None = None,
     ) -> None:
-        """Start without workers.
+        """Create the queue without workers.
 
         Args:
-            start: Starts an episode of a job in a world.
-            make: Starts a world, in any thread.
-            retries: How often an episode whose world died or hung is played again.
-            jobs: Given to those whose episode has ended, which close their world if there is none left; None: they
-                keep it and wait for the next `begin`.
-            hear: Told all that is said, in the thread that listens.
-            slots: Slots for worlds, where several plays share some; a worker holds one as long as it has a world.
+            start: Function that starts an episode for a job in an environment.
+            make: Starts an environment, in any thread.
+            retries: Number of times to replay an episode whose environment died or hung.
+            jobs: Next jobs, for workers whose episode has ended. When no job is left, a worker closes its environment.
+                None: workers keep their environments and wait for the next `begin`.
+            hear: Callback for each prompt and trajectory, called in the thread that listens.
+            slots: Semaphore that several plays share to limit their open environments. A worker holds a slot as long as
+                it runs. None: no limit.
         """
         self.start, self.make, self.retries, self.hear = start, make, retries, hear
         self.slots = Semaphore(_PLENTY) if slots is None else slots
@@ -87,16 +89,17 @@ class Workers:
         self._workers: list[Worker] = []
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Play these all at the same time; workers are started as needed."""
+        """Play the given jobs at the same time; start more workers as needed."""
         for number, job in enumerate(jobs):
             if number == len(self._workers):
                 self._workers.append(Worker(self))
             self._give(self._workers[number], job)
 
     def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[Worker, Prompt | Trajectory]]:
-        """Hear all workers; workers whose episode ended play the next one before it is handed out.
+        """Yield the messages of the workers. When an episode ends, its worker starts the next job at once.
 
-        `wait` says for how many seconds, from the number of running episodes, and is asked again after each word.
+        `wait` maps the number of running episodes to the seconds to wait for the next message. `wait` is called again
+        for each message.
         """
         while self.busy:
             try:
@@ -115,7 +118,7 @@ class Workers:
             yield worker, said
 
     def close(self) -> None:
-        """Have all worlds closed in their threads; a world that hangs is abandoned."""
+        """Close all environments in their threads. An environment that hangs is abandoned."""
         self.over = True
         for worker in self._workers:
             worker.inbox.put(None)
@@ -124,7 +127,7 @@ class Workers:
             worker.thread.join(max(0.0, until - time.monotonic()))
 
     def _go_on(self, worker: Worker, job: Job | None) -> None:
-        """Give a worker its next job, or have it end."""
+        """Give a worker its next job, or tell it to end."""
         if job is None:
             worker.inbox.put(None)
         else:
@@ -136,18 +139,18 @@ class Workers:
 
 
 class _Stopped(Exception):
-    """Nobody wants the rest of the episode."""
+    """Raised in a worker whose episode is no longer wanted."""
 
 
 class Worker:
-    """A thread in which one world after the other plays one episode after the other."""
+    """A thread that plays one episode after another, in one environment at a time."""
 
     def __init__(self, workers: Workers) -> None:
         self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
         self._workers = workers
         self._env: Environment | None = None
         self.took: float | None = None
-        """Seconds of the world's last step, if there was one."""
+        """Seconds of the environment's last step; None before the first step."""
         self.thread = threading.Thread(target=self._work, name="world", daemon=True)
         self.thread.start()
 
@@ -161,14 +164,14 @@ class Worker:
                 self._workers.said.put((self, play_again(partial(self._play, job), self._workers.retries)))
         except _Stopped:
             pass
-        except BaseException as error:  # noqa: BLE001  raised where the trajectories are consumed
+        except BaseException as error:  # noqa: BLE001  it is raised in the thread that consumes the trajectories
             self._workers.said.put((self, error))
         finally:
             self._leave()
             slots.release()
 
     def _play(self, job: Job) -> Trajectory:
-        """Play one episode; its world is used again unless the episode failed."""
+        """Play one episode. The next episode uses the same environment unless this episode FAILED."""
         if self._env is None:
             self._env = self._workers.make()
         steps = self._workers.start(self._env, job)
@@ -193,7 +196,7 @@ class Worker:
         return trajectory
 
     def _leave(self) -> None:
-        """Close the world, if there is one."""
+        """Close the environment, if there is one."""
         env, self._env = self._env, None
         if env is not None:
             close_world(env)

@@ -1,1 +1,1 @@
-"""Data in and out: read within limits, written whole or not at all."""
+"""Input and output: bounded reading of outside data, and atomic writing of files."""

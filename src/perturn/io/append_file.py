@@ -1,4 +1,4 @@
-"""A file of lines that only grows, and that one process at a time writes."""
+"""An append-only file of lines, written by one process at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perturn.io.read_input import Refusal, complete_lines
 
 
 class GrowingFile:
-    """Open for appending and locked, until `close` or until we die; whoever reads it is not asked to wait."""
+    """File that is open for appending and locked until `close` or the end of the process. Readers need no lock."""
 
     def __init__(self, path: Path, refusal: Refusal, read: Callable[[], object]) -> None:
-        """Open the file, making it and its folder if there is none, and cut off a line that a kill left torn.
+        """Open the file and remove an incomplete last line. A missing file or folder is created.
 
         Args:
             path: The file.
-            refusal: The error where another process has it open.
-            read: Reads its content; if this raises, the file is left unchanged.
+            refusal: Error to raise if another process has the file open.
+            read: Function that reads the content. If it raises, the file is left unchanged.
 
         Raises:
-            StorageError: If it cannot be written.
+            StorageError: If the file cannot be written.
         """
         self._path = path
         in_use = (
@@ -49,15 +49,15 @@ class GrowingFile:
             raise
 
     def append(self, line: bytes) -> None:
-        """Write a line, its newline included; on return it is on the disk.
+        """Write a line, which includes its newline. When the method returns, the line is on the disk.
 
         Raises:
-            StorageError: If it cannot be written.
+            StorageError: If the file cannot be written.
         """
         with writing(self._path):
             append_whole(self._descriptor, line)
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Release the lock and the file; it is not to be used any more."""
+        """Close the file and release its lock. The object cannot be used afterwards."""
         os.close(self._descriptor)

@@ -1,6 +1,6 @@
-"""Files and folders that are written whole or not at all, lines that are appended whole, and one writer at a time.
+"""Atomic writes: files, folders and appended lines are written completely or not at all. Also locks for writers.
 
-Whatever keeps them from being written, such as a full disk, is one error that names the path and the remedy.
+If the system prevents a write, for example by a full disk, the error names the path and the remedy.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _STRAY = re.compile(r"\..+\.[0-9a-f]{32}\.partial")
 
 
 def storage_error(path: object, error: Exception) -> StorageError:
-    """Return reason why a path was not written, for the user's eyes.
+    """Return the error that tells the user why a path was not written.
 
     Args:
-        path: What was written.
+        path: The path.
         error: An `OSError`, or a library's exception made from one.
     """
     if isinstance(error, OSError):
@@ -50,20 +50,20 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
 
 def is_storage_error(error: OSError) -> bool:
-    """Return whether an unexpected error is the file system's."""
+    """Return whether an unexpected error comes from the file system."""
     return error.errno in _REMEDIES
 
 
 @contextmanager
 def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Write a path in the block.
+    """Turn errors of the system in a `with` block into a `StorageError` about a path.
 
     Args:
-        path: What is written, for the message.
-        foreign: Exceptions of a library that writes for us, besides `OSError`.
+        path: Path that the block writes, for the message.
+        foreign: Exceptions of a library that writes the path, besides `OSError`.
 
     Raises:
-        StorageError: If it cannot be written.
+        StorageError: If the path cannot be written.
     """
     kinds: tuple[type[Exception], ...] = (OSError, *foreign)
     try:
@@ -80,18 +80,18 @@ def replacing(
 ) -> Iterator[Path]:
     """Write or replace a file or a folder, completely or not at all; a file cannot replace a folder.
 
-    A kill, a full disk or an exception leave the old file unchanged. When the block has ended well, the new file is on
-    the disk under its name.
+    If the process is killed, the disk is full or the block raises, the old file is unchanged. After the block, the new
+    file is on the disk under its name.
 
     Args:
-        path: The file or folder; its parents are made.
-        foreign: Exceptions of a library that writes for us, besides `OSError`.
-        once: Whether a folder that another process put there meanwhile stays, since it holds the same.
+        path: The file or folder. Missing parents are created.
+        foreign: Exceptions of a library that writes the path, besides `OSError`.
+        once: Whether to keep a folder that another process put there in the meantime, since its content is equal.
 
-    Yields: A temporary name in the same folder to write to.
+    Yields: A temporary path in the same folder, to which the block writes.
 
     Raises:
-        StorageError: If it cannot be written.
+        StorageError: If the path cannot be written.
     """
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{uuid4().hex}.partial")
@@ -114,12 +114,12 @@ def replacing(
 
 
 def write_whole(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a text file whole or not at all; see `replacing`.
+    """Write a text file, completely or not at all; see `replacing`.
 
     Args:
         path: The file.
-        text: Its content.
-        errors: What to do about characters that UTF-8 cannot hold, as for `str.encode`.
+        text: Content of the file.
+        errors: Treatment of characters that UTF-8 cannot encode, as for `str.encode`.
     """
     data = text.encode("utf-8", errors)
     with replacing(path) as fresh:
@@ -127,9 +127,9 @@ def write_whole(path: Path, text: str, errors: str = "strict") -> None:
 
 
 def link_whole(source: Path, path: Path) -> None:
-    """Have a finished file under a second path too, whole or not at all; as a copy where a disk has no such links.
+    """Make a hard link to a finished file; a copy if the file system has no hard links.
 
-    The two are one file on the disk, so neither may be changed in place, only replaced.
+    With a hard link, both paths are one file on the disk, so neither may be changed in place.
     """
     with replacing(path) as fresh:
         try:
@@ -139,23 +139,23 @@ def link_whole(source: Path, path: Path) -> None:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Write at the end of a file that is open for appending: all of the data, or an `OSError` and none of it."""
+    """Append data to an open file: either all of the data, or none of it and an `OSError`."""
     size = os.fstat(descriptor).st_size
     left = memoryview(data)
     try:
         while left:
             left = left[os.write(descriptor, left) :]
     except OSError:
-        with suppress(OSError):  # what is left is a line cut short, which readers know
+        with suppress(OSError):  # readers ignore an incomplete last line
             os.ftruncate(descriptor, size)
         raise
 
 
 def append_line(path: Path, text: str) -> None:
-    """Write a line at the end of a file, making it if there is none; see `append_whole`.
+    """Append a line to a file, which is created if missing; see `append_whole`.
 
     Raises:
-        StorageError: If it cannot be written.
+        StorageError: If the path cannot be written.
     """
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -166,15 +166,16 @@ def append_line(path: Path, text: str) -> None:
 
 
 def take_lock(path: Path, acquire: Callable[[], object], in_use: Callable[[], PerturnError]) -> bool:
-    """Take a lock of filelock's, an `flock` that the kernel releases when its holder dies, on NFS too.
+    """Acquire a lock of filelock. The kernel releases this `flock` when its holder dies, on NFS too.
 
     Args:
-        path: What is locked.
-        acquire: Takes it at once, or says that another process has it: by False or a `Timeout`.
-        in_use: The error where it has.
+        path: The locked path, for messages.
+        acquire: Function that acquires the lock without waiting. If another process holds the lock, it returns False or
+            raises `Timeout`.
+        in_use: Function that returns the error to raise if another process holds the lock.
 
     Returns:
-        Whether it is locked; on a file system without locks it is not, which is warned of.
+        True if the path is locked. On a file system without locks, False after a warning.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -194,19 +195,19 @@ def take_lock(path: Path, acquire: Callable[[], object], in_use: Callable[[], Pe
 
 
 def is_stray(path: Path) -> bool:
-    """Return whether `replacing` was writing a file or folder when it was killed."""
+    """Return whether a path is an incomplete file or folder that `replacing` left when it was killed."""
     return _STRAY.fullmatch(path.name) is not None
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove half-written files of a killed process in a folder and its subfolders; no process may be writing there."""
+    """Remove the half-written files of killed processes below a folder. No process may be writing there."""
     for path in list(folder.rglob(".*.partial")):
         if is_stray(path):
             _remove(path)
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the entries of a folder, on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -215,7 +216,7 @@ def sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a half-written file or folder if possible; the error that stopped the writing is reported."""
+    """Remove a half-written file or folder if possible. Errors are ignored, since the first error is reported."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

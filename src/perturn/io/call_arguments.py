@@ -1,4 +1,4 @@
-"""Arguments of tool calls: JSON that is read exactly as it is written, or not at all."""
+"""Read the arguments of tool calls from JSON, exactly as they are written or not at all."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
-    """Return the JSON value that begins here, after white space, and where it ends; None if there is none.
+    """Return the JSON value that begins at `at`, after white space, and the position after it; None if there is none.
 
-    A line break within a string is accepted. A key that is given twice is an error, since either could be meant.
+    A line break in a string is accepted. An object with a repeated key is not read, since either value could be meant.
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))
@@ -33,7 +33,7 @@ def read_json(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def read_arguments(given: object) -> dict[str, Any] | None:
-    """Return arguments from an object, or from the JSON text of one; None for anything else. An empty text has none."""
+    """Return arguments from an object or its JSON text; an empty text gives no arguments. None for anything else."""
     if isinstance(given, str):
         found = read_json(given, 0) if given.strip() else ({}, len(given))
         given = found[0] if found and skip_space(given, found[1]) == len(given) else None
@@ -41,10 +41,10 @@ def read_arguments(given: object) -> dict[str, Any] | None:
 
 
 def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of keys and values.
+    """Return a dictionary from pairs of keys and values.
 
     Raises:
-        ValueError: If a key is there twice.
+        ValueError: If a key is repeated.
     """
     made: dict[str, Any] = {}
     for key, value in pairs:

@@ -1,6 +1,6 @@
-"""Plain data: what the whole way of a text carries, from a world or a policy to a tokenizer, a file and a page.
+"""Checks for plain data, which tokenizers, files and pages can all represent.
 
-Output of a world or a policy is checked when it arrives, so that later code need not raise.
+The output of an environment or a policy is checked when it arrives, so later code needs no checks.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import math
 import reprlib
 
 DEEPEST = 100
-"""Levels of lists and objects within each other; readers and writers of JSON, and templates, fail at some hundreds."""
+"""Largest depth of nested lists and objects. Readers and writers of JSON, and templates, fail at some hundreds."""
 _BITS = 1024
-"""Bits of a whole number: as large as a float can be. Python reads none of 5000 digits from JSON."""
+"""Largest number of bits of a whole number, as for floats. Python cannot read numbers of 5,000 digits from JSON."""
 _LONGEST = 2000
-"""Characters that are kept of an exception's text."""
+"""Largest number of characters that are kept of an exception's text."""
 
 _Found = tuple[str, str, object]
 
 
 def fault(value: object, where: str, *, halves: bool = False) -> str | None:
-    """Return the first part of a value that is not plain data: Unicode, finite numbers, lists and objects of them.
+    """Return the first fault of a value that is not plain data.
 
     Args:
         value: The value.
-        where: Its name.
-        halves: Whether texts may hold half a surrogate pair, which JSON carries and a tokenizer does not.
+        where: Name of the value, for the message.
+        halves: Whether texts may hold half of a surrogate pair. JSON can represent it, but a tokenizer cannot.
 
-    Returns: The place, the expected value, and the value found; None if the data is plain.
+    Returns: A message with the path of the fault, the expected value and the value found; None if the data is plain.
+    Plain data is valid Unicode, finite numbers, booleans and null, and lists and objects of them.
     """
     found = _find(value, halves, DEEPEST)
     if found is None:
@@ -36,19 +37,19 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
 
 
 def holds(value: object) -> bool:
-    """Return whether a value says anything: false and 0 do; null and an empty text, list or object do not."""
+    """Return whether a value is not empty. null and an empty text, list or object are empty; false and 0 are not."""
     return bool(value) if isinstance(value, str | dict | list | tuple) else value is not None
 
 
 def mismatch(expected: str, value: object) -> str:
-    """Return an expectation, and a value that does not meet it, in words."""
+    """Return a message with an expectation and a value that does not meet it."""
     large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it
     got = "a larger one" if large else f"{reprlib.repr(value):.200}"
     return mended(f"expected {expected}, got {got} ({type(value).__name__})")
 
 
 def _find(value: object, halves: bool, levels: int) -> _Found | None:
-    """Return the path of the first value that is not plain, the expected kind, and the value."""
+    """Return the path of the first value that is not plain data, the expected kind of value, and the value itself."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -81,7 +82,7 @@ def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8: it holds no half of a surrogate pair."""
+    """Return whether a text can be encoded as UTF-8, so that it holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,12 +91,12 @@ def is_unicode(text: str) -> bool:
 
 
 def mended(text: str) -> str:
-    """Return the text with U+FFFD for each lone half of a surrogate pair; two adjacent halves become a character."""
+    """Return the text with U+FFFD for each lone half of a surrogate pair. Two matching halves become one character."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def told(error: BaseException) -> str:
-    """Return the text of an exception of others; to make it may raise another."""
+    """Return the text of an exception of other code, whose `__str__` may raise another exception."""
     try:
         text = mended(str(error))
     except (Exception, SystemExit) as second:  # noqa: BLE001  the code of others
@@ -104,5 +105,5 @@ def told(error: BaseException) -> str:
 
 
 def short(text: str, length: int = 80) -> str:
-    """Return the beginning of a text, with an ellipsis where some of it is left out."""
+    """Return the text, cut at `length` characters with an ellipsis if it is longer."""
     return text if len(text) <= length else f"{text[:length]}…"

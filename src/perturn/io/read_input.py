@@ -1,7 +1,7 @@
-"""Outside input -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
+"""Read outside input, such as text, JSON and YAML, within limits of size and depth.
 
-A file, a server or a word of the command line may hold anything. Everything read here is bounded in size and depth, so
-code that walks it needs no guard. Input beyond the bounds is one error of the caller's kind.
+A file, a server or an argument of the command line may hold anything. Data from these functions is bounded in size and
+depth, so later code needs no checks. Other input raises an error of the caller's class, which says where the fault is.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from perturn.io.user_paths import user_path as user_path
 from perturn.io.yaml_scalars import keeping_text
 
 LONGEST_FILE = 1 << 30
-"""Bytes of a file that is read at once."""
+"""Largest file that is read as a whole, in bytes."""
 LONGEST_LINE = 1 << 26
-"""Bytes of a line."""
+"""Longest line, in bytes."""
 LONGEST_YAML = 1 << 18
-"""Characters of a recipe, or of another text in YAML."""
+"""Longest YAML text, such as a recipe, in characters."""
 MOST_NODES = 50_000
-"""Values of a YAML text, with the content of its aliases counted each time."""
+"""Largest number of values in a YAML text. The content of an alias counts each time."""
 LONGEST_NUMBER = 100
-"""Characters of a number in YAML."""
+"""Longest number in YAML, in characters."""
 
 _EXPECTED = {
     "string_type": "text",
@@ -49,10 +49,10 @@ _EXPECTED = {
     "greater_than_equal": "a number >= {ge}",
     "less_than_equal": "a number <= {le}",
 }
-"""Our words for the kinds of pydantic's errors; other errors name the expected value themselves."""
+"""Descriptions of the expected value for kinds of pydantic's errors. Other errors describe it themselves."""
 
 Refusal = type[PerturnError]
-"""The error to raise."""
+"""Class of the error to raise."""
 
 
 def read_text(
@@ -65,7 +65,7 @@ def read_text(
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if the file cannot be read, is not text, or is too long.
+        PerturnError: An error of class `refusal`, if the file cannot be read, is not text or is too long.
     """
     try:
         with file.open("rb") as opened:
@@ -80,10 +80,10 @@ def read_text(
 def read_lines(
     file: Path, refusal: Refusal, remedy: str = "Correct the path or the file."
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, each with its newline if it has one; a long file is not held.
+    """Yield the numbers, from 1, and the lines of a file, with their newlines. The file is not held in memory.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if the file cannot be read, or a line is too long.
+        PerturnError: An error of class `refusal`, if the file cannot be read or a line is too long.
     """
     try:
         with file.open("rb") as opened:
@@ -95,12 +95,12 @@ def read_lines(
 def complete_lines(
     file: Path, refusal: Refusal, remedy: str = "Correct the path or the file."
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file like `read_lines`, except a last line without its newline, which is being written."""
+    """Yield the lines of a file like `read_lines`, except a last line without newline, which is still being written."""
     return ((number, line) for number, line in read_lines(file, refusal, remedy) if line.endswith(b"\n"))
 
 
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an open file with their numbers, as in `read_lines`; errors of the stream are passed on."""
+    """Yield the numbers and lines of an open file, like `read_lines`. Errors of the stream are not caught."""
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -112,10 +112,10 @@ def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> It
 def parse_json(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it.", *, nan_as_null: bool = False
 ) -> Any:
-    """Turn JSON text into data that is nested no deeper than `DEEPEST`.
+    """Parse JSON text into data of at most `DEEPEST` levels.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if it is no JSON, or nested deeper.
+        PerturnError: An error of class `refusal`, if the text is not JSON or has more levels.
     """
     try:
         hooks: Any = _NULLS if nan_as_null else {}
@@ -130,13 +130,13 @@ def parse_json(
 
 
 def _finite(digits: str) -> float | None:
-    """Return the number, or None where it is too large for one: 1e999 reads as infinity."""
+    """Return the number of a text; None if it is too large for a float, such as 1e999."""
     value = float(digits)
     return value if math.isfinite(value) else None
 
 
 def _whole(digits: str) -> int | None:
-    """Return the whole number, or None where no float is as large."""
+    """Return the whole number of a text; None if it is too large for a float."""
     return None if _finite(digits) is None else int(digits)
 
 
@@ -145,16 +145,16 @@ _NULLS: Mapping[str, Callable[[str], Any]] = {
     "parse_float": _finite,
     "parse_int": _whole,
 }
-"""How numbers are read that no finite float holds: as None."""
+"""Hooks of `json.loads` that read numbers without a finite float as None."""
 
 
 def parse_object(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it."
 ) -> dict[str, Any]:
-    """Return the object of a JSON text, with the rules of `parse_json`.
+    """Parse JSON text that holds an object, like `parse_json`.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if it is anything else.
+        PerturnError: An error of class `refusal`, if the text is anything else.
     """
     found: dict[str, Any] = check_shape(
         parse_json(text, where, refusal, remedy), dict, where, refusal, remedy
@@ -163,10 +163,10 @@ def parse_object(
 
 
 def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str = "Correct it.") -> Any:
-    """Return the data itself, unconverted, if it is of a type; keys that the type does not name may be there.
+    """Return the unconverted data if it matches a type. Keys that the type does not name are allowed.
 
     Raises:
-        PerturnError: Of the kind `refusal`, naming the first value that is not.
+        PerturnError: An error of class `refusal`, if the data does not match; names the first wrong value.
     """
     try:
         _adapter(shape).validate_python(data, strict=True)
@@ -177,10 +177,10 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
 
 
 def explain(error: ErrorDetails) -> str:
-    """Return the path of a value that pydantic rejected, the expected value, and the value found."""
+    """Return a message about a value that pydantic rejected: its path, the expected value and the value found."""
     path = path_of(error["loc"])
     if error["type"] == "value_error":
-        said = str(error["ctx"]["error"])  # of a check of ours, which may name a place within the value
+        said = str(error["ctx"]["error"])  # from a check of Perturn, which may name a path within the value
         return f"{path}{said}".lstrip(".: ") if said.startswith((".", "[", ":")) else f"{path}: {said}"
     if error["type"] == "missing":
         return f"{path}: expected a value, got none"
@@ -190,7 +190,7 @@ def explain(error: ErrorDetails) -> str:
 
 
 def path_of(steps: Iterable[int | str]) -> str:
-    """Return the place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
+    """Return the path of a value in JSON data, such as `turns[3].action.token_ids`, cut at 500 characters."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in steps)
     return short(mended(path.removeprefix(".")), 500)
 
@@ -216,16 +216,17 @@ def is_too_deep(data: Any) -> bool:
 
 
 def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = False) -> Any:
-    """Turn YAML text into data of Python's plain types, within the limits above.
+    """Parse YAML text into data of plain Python types, within the limits of this module.
 
     Args:
         text: The text.
-        where: What it is, for messages.
-        refusal: The error to raise.
-        keep_texts: Read scalars as YAML 1.2 does, and let numbers keep their texts; see `perturn.io.yaml_scalars`.
+        where: Description of the text, for messages.
+        refusal: Class of the error to raise.
+        keep_texts: Whether to read scalars like YAML 1.2, and to keep the texts of numbers; see
+            `perturn.io.yaml_scalars`.
 
     Raises:
-        PerturnError: Of the kind `refusal`, in one line with the place, if it is no YAML or beyond a limit.
+        PerturnError: An error of class `refusal`, if the text is not YAML or exceeds a limit; names the position.
     """
     if len(text) > LONGEST_YAML:
         raise refusal(f"{where} is longer than {LONGEST_YAML} characters. Correct it.")
@@ -236,16 +237,16 @@ def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = Fa
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with bounds, and with the place in every error."""
+    """PyYAML's safe loader with limits, and with the position in every error."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._level = 0
         self._measures: dict[int, tuple[int, int]] = {}
-        """Values and levels of what is composed, aliases put in full, by the node's identity."""
+        """Numbers of values and levels of each composed node, with aliases expanded, by the identity of the node."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, unless it is beyond a limit."""
+        """Compose a node; raise an error if it exceeds a limit."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         mark = event.start_mark
         self._level += 1
@@ -274,7 +275,7 @@ class _Loader(yaml.SafeLoader):
         return size, level
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Make a value; PyYAML passes on errors of Python for a text that only looks like a number or a date."""
+        """Construct a value. PyYAML lets Python's errors through for texts that only look like a number or a date."""
         try:
             if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
                 value = str(node.value)
@@ -290,7 +291,7 @@ _TextLoader = keeping_text(_Loader)
 
 
 def _yaml_reason(error: Exception) -> str:
-    """Return fault and position, without the line itself, which may hold a secret."""
+    """Return the fault and its position, without the line itself, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return short(" ".join(str(error).split()), 300)

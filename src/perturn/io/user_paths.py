@@ -1,4 +1,4 @@
-"""Paths that somebody wrote, on the command line or in a recipe."""
+"""Paths from users, on the command line or in a recipe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perturn.io.plain_data import short
 
 
 def user_path(text: str | os.PathLike[str], where: str) -> Path:
-    """Return a path that somebody wrote, with `~` put in full; the file need not be there.
+    """Return a user's path with `~` expanded. The file need not exist.
 
     Args:
         text: The path.
-        where: What names it, such as `environment.corpus`.
+        where: Setting or argument that names the path, such as `environment.corpus`, for messages.
 
     Raises:
-        ConfigError: If no file could have such a path.
+        ConfigError: If the text cannot be a path.
     """
     try:
         path = Path(text).expanduser()

@@ -1,8 +1,8 @@
-"""Numbers and booleans of YAML that keep the text they were written with, for settings that expect a text.
+"""YAML scalars that keep their original text, for settings that expect a text.
 
-Without quotes, YAML 1.1 reads `on`, `007`, `2026-01-01` and `12:30` as a boolean, an octal number, a date and a number
-of base 60, and `1e-6` as a text. Here numbers follow YAML 1.2 and dates are texts. Each scalar keeps the text that was
-typed.
+YAML 1.1 reads these texts without quotes as other types: `on` as a boolean, `007` as an octal number, `2026-01-01` as a
+date, and `12:30` as a number of base 60. It reads `1e-6` as a text. Here numbers follow YAML 1.2, and dates are texts.
+Each scalar keeps its original text.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import yaml
 
 
 class _Number:
-    """A number that keeps the text it was written with."""
+    """A number that keeps its original text."""
 
     text: str = ""
 
     @classmethod
     def of(cls, value: float, text: str) -> Self:
-        """Return the number with its text."""
+        """Return a number that keeps its original text."""
         made = cls(value)  # type: ignore[call-arg]  # the other base of each subclass is a number
         made.text = text
         return made
 
 
 class WrittenInt(_Number, int):
-    """A whole number with the text it was written with."""
+    """A whole number that keeps its original text."""
 
 
 class WrittenFloat(_Number, float):
-    """A number with the text it was written with."""
+    """A float that keeps its original text."""
 
 
 class Written(str):
-    """A text without quotes that YAML reads as a boolean or a number where no text is expected: `on`, `1e-6`."""
+    """A text without quotes, such as `on` or `1e-6`, that is a boolean or a number unless a text is expected."""
 
     @property
     def value(self) -> bool | float:
-        """The boolean or number that it means."""
+        """The boolean or number that the text stands for."""
         word = self.lower()
         return word in _TRUE if word in (*_TRUE, *_FALSE) else float(self.replace("_", ""))
 
@@ -66,11 +66,11 @@ _RESOLVERS = (
         "yYnNoO-+.0123456789",
     ),
 )
-"""Tag, texts without quotes that have it, and characters that these begin with; of two tags the first one counts."""
+"""For each tag, a pattern of its texts without quotes, and their first characters. The first matching tag counts."""
 
 
 def keeping_text(loader: type[Any]) -> type[Any]:
-    """Return a class of a loader of PyYAML that reads scalars so."""
+    """Return a subclass of a PyYAML loader that reads scalars as this module describes."""
     kind: Any = type(f"{loader.__name__}OfTexts", (loader,), {"yaml_implicit_resolvers": {}})
     for tag, texts, first in _RESOLVERS:
         kind.add_implicit_resolver(tag, re.compile(rf"(?:{texts})\Z"), list(first))
@@ -80,7 +80,7 @@ def keeping_text(loader: type[Any]) -> type[Any]:
 
 
 def quoting(dumper: type[Any]) -> type[Any]:
-    """Return a class of a dumper of PyYAML that puts texts in quotes which such a loader reads as something else."""
+    """Return a subclass of a PyYAML dumper. It quotes texts that a loader of `keeping_text` would not read as texts."""
     kind: Any = type(f"{dumper.__name__}OfTexts", (dumper,), {})
     for tag, texts, first in _RESOLVERS:
         kind.add_implicit_resolver(tag, re.compile(rf"(?:{texts})\Z"), list(first))
@@ -88,7 +88,7 @@ def quoting(dumper: type[Any]) -> type[Any]:
 
 
 def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenFloat:
-    """Make the value of a number, or of a text that stands for something."""
+    """Construct a number, or a text that stands for a boolean or number."""
     text = str(node.value)
     if node.tag == _WRITTEN_TAG:
         return Written(text)
@@ -98,18 +98,18 @@ def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenF
 
 
 def _whole(text: str) -> int:
-    """Return the number of a text; a leading 0 alone does not make it octal."""
+    """Return the whole number of a text. A leading 0 does not make it octal."""
     digits = text.replace("_", "")
     return int(digits, 0) if re.match(r"[-+]?0[box]", digits) else int(digits)
 
 
 def _number(text: str) -> float:
-    """Return the number of a text, which may be YAML's own infinity."""
+    """Return the float of a text, which may be in YAML's form of infinity or NaN."""
     return float(re.sub(r"\.(?=inf|nan)", "", text.replace("_", "").lower()))
 
 
 def value_of(value: Any) -> Any:
-    """Return a value, and all values within it, as plain Python where no text is expected."""
+    """Return a value, and all values within it, as plain Python, for a setting that does not expect a text."""
     if isinstance(value, Mapping):
         return {value_of_key(key): value_of(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -122,12 +122,12 @@ def value_of(value: Any) -> Any:
 
 
 def value_of_key(key: Any) -> Any:
-    """Return a key of a mapping as plain Python; a word such as `on` is a text there."""
+    """Return a key of a mapping as plain Python. A key such as `on` is a text."""
     return str(key) if isinstance(key, Written) else value_of(key)
 
 
 def text_of(value: Any) -> str | None:
-    """Return the text that a scalar was written with; None if it has none."""
+    """Return the original text of a scalar; None if it has none."""
     if isinstance(value, str):
         return str(value)
     return value.text or None if isinstance(value, WrittenInt | WrittenFloat) else None

@@ -1,1 +1,1 @@
-"""The loop as data, the session that opens each thing once, and the stages."""
+"""Execution of a run: its checks, its session with engine and environments, and its stages."""

@@ -1,4 +1,4 @@
-"""Explore the next iterations in the background, while the stages of this one are done (`staleness` of a recipe)."""
+"""Explore later iterations in the background while the current iteration trains (the setting `staleness`)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from perturn.run.stages.collect_stage import explore_jobs
 from perturn.types import Trajectory
 
 _LEAVE_S = 15.0
-"""Seconds that plays in the background have to end."""
+"""Seconds to wait for background threads to end."""
 
 
 def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None:
-    """Explore ahead, or serve the newest policy from now on, before a stage of a recipe with `staleness`.
+    """Start exploring later iterations, or give running explorations the newest policy (only with `staleness`).
 
     Args:
         session: The run.
-        stage: The stage that is done next.
-        planned: All stages of the call.
+        stage: The next stage.
+        planned: All stages of this call.
     """
     if not session.recipe.staleness:
         return
     if session.ahead is not None:
         session.ahead.catch_up()
-    elif stage.mark:  # a stage of the loop that scores no policy
+    elif stage.mark:  # a stage of an iteration, but no evaluation
         explores = [
             each
             for each in planned
@@ -49,23 +49,24 @@ def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None
 
 
 class Ahead:
-    """Plays the explorations of a run in the order of their iterations, each into its own file.
+    """Plays the exploration stages of a run in background threads, in order, each into its own file.
 
-    The exploration of iteration i begins on two conditions. All episodes of the previous exploration have begun, and
-    the served policy is at most `staleness` versions older than the policy that iteration i trains, of version i - 1.
-    So no token is older. All share the engine and the slots for worlds. The episodes of an exploration name the policy
-    that was served when it began, so the episodes of a task are one group. Each token says its version.
+    The exploration of iteration i begins on two conditions. All episodes of the previous exploration have begun. The
+    served policy is at most `staleness` versions older than version i - 1, which iteration i trains. So the lag of each
+    token is at most `staleness`. All explorations share the engine and the slots for environments. Each episode names
+    the policy that was served when its exploration began, so the episodes of a task form one group. Each token has the
+    version of the policy that sampled it.
     """
 
     def __init__(self, session: Session, stages: Sequence[Stage]) -> None:
-        """Begin.
+        """Open the engine, and begin the first exploration.
 
         Args:
-            session: The run, whose engine answers here until `close`.
-            stages: Explorations that are not done, in order.
+            session: The session of the run. Its engine is used here until `close`.
+            stages: Exploration stages that are not done, in order.
 
         Raises:
-            RunError: If the engine cannot go over to other weights while it answers.
+            RunError: If the engine cannot swap weights while it answers.
         """
         self._session, self._recipe = session, session.recipe
         self._version = _newest(session.run)
@@ -76,9 +77,9 @@ class Ahead:
                 "staleness needs; set staleness=0."
             )
         engine.version = self._version
-        session.panels  # noqa: B018  looked up here, and not in two threads
+        session.panels  # noqa: B018  looked up before threads start
         explorer = explorer_of(self._recipe)
-        self._make = world_maker(self._recipe)  # once, since it opens a world to check the settings
+        self._make = world_maker(self._recipe)  # once, since it opens an environment to check the settings
         worlds = capacity(self._recipe, self._make, explorer.concurrency)
         self._slots = threading.Semaphore(min(worlds, explorer.concurrency))
         self._shared = SharedEngine(engine)
@@ -90,10 +91,10 @@ class Ahead:
         self._begin()
 
     def port(self, policy: str) -> Port:
-        """Return an engine that serves a policy, which must be the newest one.
+        """Return an engine that serves the newest policy.
 
         Raises:
-            RunError: If it is another.
+            RunError: If `policy` is not the newest policy.
         """
         if policy != (served := policy_of(self._recipe, self._version)):
             raise RunError(
@@ -102,7 +103,7 @@ class Ahead:
         return self._shared.port()
 
     def explored(self, stage: Stage) -> dict[str, int]:
-        """Wait until an exploration is whole; its counts."""
+        """Wait until an exploration is complete, and return its counts."""
         run = self._session.run
         file = run.paths.trajectories(stage.name)
         run.expect(file, len(explore_jobs(self._session, stage)), _lines(file))
@@ -111,10 +112,10 @@ class Ahead:
         return counts
 
     def catch_up(self) -> None:
-        """Serve the newest policy from now on, in the middle of episodes.
+        """Switch the engine to the newest policy, in the middle of episodes.
 
         Raises:
-            RunError: If the engine cannot take its weights.
+            RunError: If the engine cannot load the policy's weights in place.
         """
         newest = _newest(self._session.run)
         if newest == self._version:
@@ -127,7 +128,7 @@ class Ahead:
         self._begin()
 
     def close(self) -> None:
-        """Stop the episodes that are being played; finished ones are in their file."""
+        """Stop the running episodes. Finished episodes are stored already."""
         with self._lock:
             self._waiting.clear()
         self._shared.close()
@@ -135,7 +136,7 @@ class Ahead:
             thread.join(_LEAVE_S)
 
     def _begin(self) -> None:
-        """Begin the next exploration, if it may begin."""
+        """Begin the next exploration if its conditions hold."""
         with self._lock:
             if not (self._free and self._waiting):
                 return
@@ -150,10 +151,10 @@ class Ahead:
             thread.start()
 
     def _explore(self, stage: Stage, found: Future[dict[str, int]]) -> None:
-        """Play an exploration; runs in its own thread."""
+        """Play an exploration, in its own thread."""
         try:
             counts = self._play(stage)
-        except BaseException as error:  # noqa: BLE001  it is raised where the exploration is waited for
+        except BaseException as error:  # noqa: BLE001  raised in the thread that waits
             found.set_exception(error)
             return
         found.set_result(counts)
@@ -183,7 +184,7 @@ class Ahead:
         return session.record(file, jobs, played, explorer.concurrency, what, behind=True, make=self._make)
 
     def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
-        """Yield the jobs; after the last, the next exploration may begin and take the slots that get free."""
+        """Yield the jobs. After the last job has begun, the next exploration may use free slots."""
         yield from jobs
         self._make_way(stage)
 
@@ -194,13 +195,13 @@ class Ahead:
 
 
 def _newest(run: Run) -> int:
-    """Return the version of the newest policy: the last iteration that is trained."""
+    """Return the version of the newest policy, which is the number of the last trained iteration."""
     numbers = range(1, run.recipe.iterations + 1)
     return max((each for each in numbers if run.is_done(f"align{mark(run.recipe, each)}")), default=0)
 
 
 def _began_with(file: Path) -> str:
-    """Return the identity of the policy that stored episodes name, so that new ones join their groups; "" if none."""
+    """Return the policy that stored episodes name, so that new episodes join their groups; "" without episodes."""
     return next((one.policy for one in read_trajectories(file)), "") if file.is_file() else ""
 
 

@@ -1,4 +1,4 @@
-"""Policies, averages, optimizers and learned quantities of many iterations: which go on, and which nothing needs."""
+"""Delete checkpoints, optimizers and learned quantities of earlier iterations that no later stage needs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from perturn.data.run_paths import OPTIMIZER
 
 
 def goes_on(recipe: Recipe) -> bool:
-    """Return whether the next iteration continues with the optimizer of the last one."""
+    """Return whether the optimizer continues from iteration to iteration."""
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.minibatches is not None
 
 
 def keeps_average(recipe: Recipe) -> bool:
-    """Return whether a moving average of policies is some iteration's reference."""
+    """Return whether a moving average of policies is the reference of the iterations."""
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
 
 
 def let_go(run: Run, stage: Stage) -> None:
-    """Remove policies, averages, optimizers and learned quantities of earlier iterations that nothing needs any more.
+    """Delete the policies, averages, optimizers and learned quantities of earlier iterations that nothing needs.
 
-    The newest policy stays, and those that are scored; of reward models the newest.
+    The newest policy, the newest reward model and all evaluated policies are kept.
     """
     recipe = run.recipe
     models = (reward_model_of(recipe, iteration) for iteration in range(1, stage.iteration))
     files = [run.paths.checkpoint(model) for model in models] if recipe.reward_model else []
-    # A reward model is made while the policy of the iteration before still acts.
+    # When a reward model is trained, the policy of the previous iteration is still needed.
     for iteration in range(1, stage.iteration - (stage.section == REWARD_MODEL)):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
         files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]

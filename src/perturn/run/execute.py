@@ -1,4 +1,4 @@
-"""The loop, done: a run is opened and checked, and each of its stages is done once."""
+"""Open a run, check its recipe, and run each of its stages once."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
-"""Where training's metrics can go next to the run folder."""
+"""Trackers that can receive the training metrics, besides the run folder."""
 
 
 def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str | None = None) -> Run:
-    """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
+    """Open the run of a recipe or of a run folder. A new run is checked before its folder is created.
 
     Args:
         source: The recipe, its file, or the folder.
-        overrides: `key=value` words.
-        command: The one command the run is opened for; None: the whole loop.
+        overrides: Overrides, as `key=value`.
+        command: The single command, such as `train`, for which the run is opened. None: all stages.
     """
     with leader_first(), at_work("opening the run"):
         return _open(ruled(resolve_recipe(source, overrides)), command)
@@ -83,12 +83,12 @@ def _open(recipe: Recipe, command: str | None) -> Run:
 
 
 def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
-    """Check everything that needs no model: another recipe's folder, changed inputs, trackers, impossible stages.
+    """Check all that needs no model: the run folder, changed inputs, trackers, and stages of the command.
 
     Args:
-        recipe: Of the run.
-        command: The one command that is given; None: the whole loop.
-        trains_here: Whether a training would be done on this machine.
+        recipe: Recipe of the run.
+        command: The single command, such as `train`. None: all stages.
+        trains_here: Whether this machine would do the training.
     """
     refuse_other(recipe)
     for follows in islice(in_order(recipe), 1, None) if command is None else ():
@@ -118,7 +118,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _gpu_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why an unfinished training does not have one GPU for each process."""
+    """Yield a message if an unfinished training stage does not have one GPU for each process."""
     waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
@@ -132,13 +132,13 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _refuse_offload(recipe: Recipe) -> None:
-    """Reject `cpu_offload` where there is no GPU. A dry run may estimate it nevertheless."""
+    """Reject `cpu_offload` on a machine without a GPU. A dry run skips this check."""
     if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
         raise ConfigError("launch.cpu_offload needs a GPU, and this machine has none; leave it out.")
 
 
 def _waiting_trainings(recipe: Recipe) -> list[str]:
-    """Return the names of trainings that are still to be done."""
+    """Return the names of the training stages that are not done."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     return [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
@@ -152,7 +152,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _refuse_orphans(run: Run) -> None:
-    """Reject a run with a removed stage whose results were used by stages that still exist."""
+    """Reject a run in which a stage was removed although later stages were made from its results."""
     for stage in stages(run.recipe):
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
@@ -164,7 +164,7 @@ def _refuse_orphans(run: Run) -> None:
 
 
 def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
-    """Return files and folders of a stage and of all that follows from it, which must be removed to make them again."""
+    """Return the files and folders to remove, so that a stage and all stages that depend on it run again."""
     names = {name}
     for stage in stages(recipe):
         if names.intersection(stage.needs):
@@ -175,24 +175,24 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str
 
 
 def check(recipe: Recipe, command: str | None = None) -> Panels | None:
-    """Build everything the stages will need, so that a mistake shows now and not hours later.
+    """Check everything that the stages will need, so that mistakes are found before any work.
 
     Args:
-        recipe: Of the run.
-        command: The one command it is for; None: the whole loop.
+        recipe: Recipe of the run.
+        command: The single command, such as `train`, for which to check. None: all stages.
 
     Returns:
-        The tasks, where anything is played.
+        The run's task lists; None without an environment.
 
     Raises:
-        PerturnError: The first mistake that can be found without working.
+        PerturnError: If a check fails; describes the first mistake.
     """
     for follows in planned(recipe)[1:2] if command is None else ():
         with within("then: "):
             check(follows)
     engine = engine_settings(recipe)
     if engine.traits.serves_checkpoints and recipe.base is None:
-        refuse_misspelt(recipe.model.name)  # before torch is loaded
+        refuse_misspelt(recipe.model.name)  # before torch is imported
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.stages.training_checks:check_training")(recipe)
         locate("perturn.run.stages.backend_checks:check_backend")(recipe)
@@ -219,17 +219,17 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         check_corrector(recipe, env)
         panels = look_up(recipe, env)
         refuse_seen(recipe, panels)
-        if makes(recipe, "groups"):  # what asks torch is loaded where it is needed
+        if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, panels)
         if recipe.rows is not None and recipe.rows.needs:
             locate("perturn.run.stages.credit_checks:check_rows")(recipe, env, panels)
         if recipe.explore is not None:
             check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
-        if first is not None:  # pairs or episodes of the user's own may be all there is
+        if first is not None:  # the user's own rows may be the only data
             try:
                 problem = misfit(env.reset(first, 0), protocol)
-            except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of later
+            except Exception:  # noqa: BLE001  errors of the environment are reported when it is played
                 problem = None
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
@@ -237,7 +237,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
 
 
 def _check_side_engines(recipe: Recipe) -> None:
-    """Check the engines of the judge and of the simulated user, where there are some."""
+    """Check the engines of the judge and the simulated user, if the recipe has them."""
     if recipe.judge is not None:
         check_side_engine(recipe.judge.engine, recipe.judge.model, ENGINE, to_yaml(recipe))
     if recipe.user is not None:
@@ -245,7 +245,7 @@ def _check_side_engines(recipe: Recipe) -> None:
 
 
 def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
-    """Read the user's own rows once, and refuse those that training would."""
+    """Read the user's own rows once, and reject rows that training would reject."""
     for key, file in own_files(recipe).items():
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         with within(f"{key}: ", DataError):
@@ -255,7 +255,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
 
 
 def _check_row(renderer: Renderer, row: Row) -> None:
-    """Reject a row of the user's own that the chat template rejects, unless it is not trained on."""
+    """Reject a user's row that the chat template rejects. Rows that are not trained on are not checked."""
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
@@ -269,23 +269,23 @@ def run_stages(
     names: Collection[str] | None = None,
     take_over: Callable[[Stage], bool] = lambda stage: False,
 ) -> None:
-    """Do the stages that are not done yet.
+    """Run the stages that are not done yet.
 
     Args:
         run: The run.
-        command: Do the stages of one command only, those that can be done now; None: of all.
-        names: Do these stages only; None: all.
-        take_over: Has a stage done without work, if it can; whether it could.
+        command: Run only the stages of this command whose needs are done. None: the stages of all commands.
+        names: Names of the stages to run. None: all stages.
+        take_over: Function that tries to copy a stage from another run, and returns whether it has.
     """
     planned, trained = [], None
     for stage in stages(run.recipe):
         if stage.command == "train" and leads() and run.is_done(stage.name):
-            # A kill may have left what it was trained in.
+            # A killed process may have left the folder of the training.
             shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
             trained = stage
         if command in (None, stage.command) and (names is None or stage.name in names):
             planned.append(stage)
-    if trained is not None:  # or policies that it followed
+    if trained is not None:  # a killed process may have left earlier policies
         let_go(run, trained)
     run.planned = [stage.name for stage in planned]
     iterations = Iterations(run, planned) if shows_iterations(run, planned) else None
@@ -315,11 +315,11 @@ def run_stages(
 
 
 def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
-    """Print which stages a command left for later, and the command that runs them.
+    """Print which stages still wait for other stages, and the command that runs them.
 
     Args:
         run: The run.
-        waiting: Each stage with the stage that has to be done first.
+        waiting: Names of waiting stages, each with the name of a stage that must be done first.
     """
     (name, need), *others = waiting
     more = (
@@ -333,7 +333,7 @@ def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:
-    """Return whether a stage lacks only failed episodes of the expert, and nothing was made from it yet."""
+    """Return whether the expert's FAILED episodes can be played again, since no later stage has used them."""
     if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
         return False
     return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)

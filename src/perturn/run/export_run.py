@@ -1,4 +1,4 @@
-"""A run's data and policies for others: rows for TRL and datasets, and a policy with its card for the Hub."""
+"""Export a run's data as rows for TRL or datasets, and a policy with its model card for the Hub."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ FORMS = ("trl", "datasets", "hub")
 
 
 def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
-    """Write a run's rows: `pairs`, `expert` (its successes) and `explored` (without failed episodes).
+    """Export a run's rows: `pairs`, `expert` (successful episodes) and `explored` (without FAILED episodes).
 
     Args:
         run: The run folder.
-        form: `trl`: one JSONL file each; `datasets`: a DatasetDict on disk.
-        output: A folder that is not there yet.
+        form: `trl`: one JSONL file for each kind of row; `datasets`: a DatasetDict on disk.
+        output: Folder to create; it must not exist.
 
     Returns:
-        How many rows of each.
+        The number of rows of each kind.
 
     Raises:
         RunError: If the run has no rows, or `output` exists.
@@ -62,7 +62,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
 
 
 def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[PreferencePair]]]:
-    """Yield the sets of rows that hold any."""
+    """Yield the kinds of rows that the run has, each with its rows."""
     if run.pairs:
         yield "pairs", list(run.pairs)
     if experts := [one for one in run.expert if succeeded(one)]:
@@ -72,20 +72,20 @@ def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[Prefe
 
 
 def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
-    """Copy a trained policy with its card, its recipe and its scores, as they go to the Hub.
+    """Export a trained policy with its model card, recipe and scores, ready for the Hub.
 
     Adapters are merged into the model that they are added to.
 
     Args:
         run: The run folder.
-        output: A folder that is not there yet.
-        policy: Its name; None: the last that was trained.
+        output: Folder to create; it must not exist.
+        policy: Name of the policy. None: the policy that was trained last.
 
     Returns:
         The policy's name.
 
     Raises:
-        RunError: If no such policy is trained, or `output` exists.
+        RunError: If the run has no such trained policy, or `output` exists.
     """
     _refuse_existing(output)
     recorded, recipe = read_run(run), resolve_recipe(run)
@@ -111,7 +111,7 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
 
 
 def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
-    """Return the card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
+    """Return the model card of a policy: its origin, its scores with n, interval and protocol, and its recipe."""
     trained = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
     part = recipe.training(trained[policy])
     assert part is not None
@@ -154,7 +154,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
 
 
 def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the scores of every policy of the run, so that the card shows the effect of training."""
+    """Yield the lines of a table with the scores of all policies of the run, to show the effect of training."""
     if not scores["policies"]:
         yield "Nothing was scored."
         return
@@ -169,13 +169,13 @@ def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
 
 
 def push(folder: Path, repo: str, private: bool) -> str:
-    """Upload an exported policy to the Hub, under the account that is logged in there.
+    """Upload an exported policy to the Hub, with the account that is logged in.
 
     Returns:
-        Its address.
+        The address of the uploaded policy.
 
     Raises:
-        RunError: If the Hub cannot be reached or refuses; the folder stays as it is.
+        RunError: If the upload fails. The folder is not changed.
     """
     hub = locate("huggingface_hub:HfApi")()
     try:

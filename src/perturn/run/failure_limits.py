@@ -1,4 +1,4 @@
-"""Stop a run if too many episodes fail, since the environment or the engine must then be broken."""
+"""Stop a run if too many episodes are FAILED, since the environment or the engine is then likely broken."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from perturn.errors import EnvironmentFailure
 from perturn.types import Trajectory, failed, unjudged
 
 _FIRST = 8
-"""Episodes that end before they are judged, or as many as are played at a time: those that fail may end first."""
+"""Smallest number of ended episodes before the limit applies, since FAILED episodes may end first."""
 
 
 class Failures:
-    """Counts which of the last episodes of a file failed.
+    """Counts the FAILED episodes among the last episodes of a file.
 
     Args:
-        most: Share that may fail.
-        total: Episodes the file will hold in the end.
-        concurrency: Episodes played at the same time.
+        most: Largest fraction of FAILED episodes.
+        total: Number of episodes that the file will hold.
+        concurrency: Number of episodes played at the same time.
     """
 
     def __init__(self, most: float, total: int, concurrency: int = 1) -> None:
@@ -27,27 +27,27 @@ class Failures:
         self._errors: deque[str | None] = deque(maxlen=2 * max(_FIRST, concurrency))
 
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
-        """Count these, in the order in which they ended."""
+        """Count trajectories, in the order in which they ended."""
         for one in trajectories:
             self._errors.append(one.error or "no reason" if failed(one) and not unjudged(one) else None)
         return self
 
     def restart(self, trajectories: Iterable[Trajectory]) -> None:
-        """Reset the counts, and count these."""
+        """Reset the counts, then count the given trajectories."""
         self._errors.clear()
         self.add(trajectories)
 
     @property
     def too_many(self) -> bool:
-        """Whether more failed than may."""
+        """Whether more episodes are FAILED than the limit allows."""
         failed = sum(error is not None for error in self._errors)
         return len(self._errors) >= self._first and failed > self._most * len(self._errors)
 
     def refuse(self, what: str) -> None:
-        """Stop if the limit of failed episodes, `what` by name, is exceeded.
+        """Raise an error if too many episodes are FAILED; `what` names the episodes.
 
         Raises:
-            EnvironmentFailure: With the commonest error.
+            EnvironmentFailure: If the limit is exceeded; names the commonest error.
         """
         if not self.too_many:
             return

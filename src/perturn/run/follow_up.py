@@ -1,4 +1,4 @@
-"""The recipe that follows another: `then` of a recipe, which starts from the last policy that the recipe trains."""
+"""The second recipe in the setting `then`, which starts from the last policy that the first recipe trains."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _SHARED = (
     "report_to",
     "seed",
 )
-"""Settings that the second recipe takes from the first where `then` does not have them."""
+"""Settings that the second recipe takes from the first recipe, unless `then` sets them."""
 _GIVEN = ("name", "output", "model", "base")
-"""Settings that follow from the first recipe, and that `then` cannot have."""
+"""Settings that are derived from the first recipe, so `then` cannot set them."""
 
 
 def following(recipe: Recipe) -> Recipe | None:
-    """Return the recipe that `then` describes, or None where a recipe has no `then`.
+    """Return the recipe that `then` describes; None if a recipe has no `then`.
 
-    Its run lies next to the run of the first recipe, under the same name with `-then` at its end.
+    The folder of its run is next to the first run's folder, and its name ends in `-then`.
 
     Raises:
-        ConfigError: If `then` has a setting that it cannot have, or the first recipe trains no policy.
+        ConfigError: If `then` sets a key of `_GIVEN`, or the first recipe trains no policy.
     """
     if recipe.then is None:
         return None
@@ -53,11 +53,11 @@ def following(recipe: Recipe) -> Recipe | None:
 
 
 def planned(recipe: Recipe) -> list[Recipe]:
-    """Return the recipe and its later ones, in the form that can be checked before anything was trained.
+    """Return a recipe and the recipes that follow it, in a form that can be checked before any training.
 
-    Each later recipe begins with the model of the first one, which has the same sizes and the same tokenizer, until its
-    own model exists. None follows a recipe that is still to make its model, since nothing can be checked without a
-    model.
+    Until the model of a later recipe exists, the first recipe's model takes its place, since sizes and tokenizer are
+    equal. If the first recipe must still make its own model, the later recipes are left out, since nothing can be
+    checked.
     """
     found, follows = [recipe], following(recipe)
     while follows is not None:
@@ -71,7 +71,7 @@ def planned(recipe: Recipe) -> list[Recipe]:
 
 
 def in_order(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield the recipe, and then each that follows; a recipe is made once those before it have been run."""
+    """Yield a recipe and the recipes that follow it. Each is parsed only when it is reached, after the earlier runs."""
     current: Recipe | None = recipe
     while current is not None:
         yield current

@@ -1,4 +1,4 @@
-"""A person as the policy: one task, played in the terminal with the prompts of a policy."""
+"""Let a person play a task in the terminal, with the prompts that a policy would get."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from perturn.types import Action, EpisodeProtocol, Message, Prompt, Sampling, Ta
 
 
 class Person:
-    """An engine whose answers a person types; a message of a conversation is shown once."""
+    """An engine whose answers are typed by a person. Each message is shown once."""
 
     name = "person"
 
     def __init__(
         self, protocol: EpisodeProtocol, ask: Callable[[], str], show: Callable[[Message], None]
     ) -> None:
-        """Begin.
+        """Create the engine.
 
         Args:
-            protocol: Rules of the episode; its format is added to the typed text.
-            ask: Asks for one action.
-            show: Shows a message.
+            protocol: Rules of the episode. Typed actions are put into the protocol's format.
+            ask: Function that asks for one action.
+            show: Function that shows a message.
         """
         self._format, self._ask, self._show = FORMATS[protocol.format], ask, show
 
@@ -44,16 +44,16 @@ class Person:
         return Action(self._written(self._ask().strip()))
 
     def _written(self, typed: str) -> str:
-        """Return the typed action in the format; a call may be typed as JSON without its tags."""
+        """Return the typed action in the protocol's format. A call may be typed as JSON without its tags."""
         if self._format.native:
             return f"<tool_call>\n{typed}\n</tool_call>" if typed.startswith("{") else typed
         return typed if self._format.parse(typed) else self._format.write("", typed)
 
     def forget(self, conversation: str) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing, since no conversation is kept."""
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since the engine holds no resources."""
 
 
 def play_by_hand(
@@ -62,13 +62,13 @@ def play_by_hand(
     """Let a person play one task.
 
     Args:
-        recipe: From `scoring_recipe`.
-        task: Its id; None: the first of the recipe's task list.
-        ask: Asks for one action; EOFError where there is none.
-        show: Shows a message.
+        recipe: Recipe from `scoring_recipe`.
+        task: Id of the task. None: the first task of the recipe's task list.
+        ask: Function that asks for one action, and raises EOFError when the person leaves.
+        show: Function that shows a message.
 
     Returns:
-        The episode; None if the person left it.
+        The episode; None if the person left.
 
     Raises:
         PerturnError: If there is no such task, or the environment cannot start.
@@ -93,7 +93,7 @@ def _all(recipe: Recipe) -> Tasks:
 
 
 def _find(tasks: Sequence[Task], wanted: str | None) -> Task:
-    """Return the task with an id, or the first one."""
+    """Return the task with the wanted id; the first task if `wanted` is None."""
     found = {task.id: task for task in tasks}
     if wanted is None:
         return tasks[0]

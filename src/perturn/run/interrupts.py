@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of training: nothing is lost."""
+"""Handle Ctrl-C during training: write a checkpoint, then stop."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ _DEFAULTS: dict[signal.Signals, Any] = {
 
 
 class Stopping(TrainerCallback):
-    """Within, Ctrl-C or SIGTERM ends training after a checkpoint of the step under way; a second one ends it at once.
+    """Trainer callback: Ctrl-C or SIGTERM ends training after a checkpoint; a second signal ends it at once.
 
-    At its end that is a `KeyboardInterrupt`. Handlers of others stay, and all of them outside the main thread.
+    Training runs in a `with` block of the callback, which raises a `KeyboardInterrupt` after the checkpoint. Signal
+    handlers that other code has set are not replaced. Outside the main thread, no handler is replaced.
     """
 
     def __init__(self, say: Callable[[str], None], also: Callable[[], bool] = lambda: False) -> None:
-        """Wait for a signal.
+        """Create the callback.
 
         Args:
-            say: Tells the user that the signal has come; it is called between two instructions of any code.
-            also: Whether another process has asked for the end, such as the driver of this process.
+            say: Function that shows a notice about the signal. A signal handler calls this function.
+            also: Function that returns whether another process, such as the driver, has asked this process to stop.
         """
         self._say, self._also = say, also
         self.asked = False
-        """Whether the signal has come."""
+        """Whether a signal has arrived."""
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
@@ -55,7 +56,7 @@ class Stopping(TrainerCallback):
             raise KeyboardInterrupt
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the checkpoint in every process, if one of them was told to stop."""
+        """Save a checkpoint and stop in every process, if one of the processes was told to stop."""
         self.asked |= self._also()
         if any_of(self.asked):
             control.should_save = control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""From one iteration to the next: its policy, optimizer and moving average go on."""
+"""State that continues from iteration to iteration: policy, optimizer and moving average."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perturn.training.turn_config import TurnConfig
 
 
 def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
-    """Set the trainer up as one iteration of several: order of rows, steps, and the optimizer of the one before."""
+    """Configure the trainer for one of several iterations: seed, steps, and the optimizer of the previous iteration."""
     recipe = run.recipe
     settings = recipe.align
     assert settings is not None
@@ -31,7 +31,7 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
         return
     before = run.paths.checkpoint(stage.start)
     steps = continue_training(args, rows, settings.minibatches, settings.epochs, recipe.iterations, before)
-    if steps <= settings.save_steps:  # the iteration is saved as a whole
+    if steps <= settings.save_steps:  # only the end of the iteration is saved
         args.save_strategy = "no"
     args.save_steps = settings.save_steps
 
@@ -39,16 +39,16 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
 def continue_training(
     args: TurnConfig, rows: int, minibatches: int, epochs: float, iterations: int, before: Path | None
 ) -> int:
-    """Set the trainer up for one of several iterations; return its optimizer steps, at most.
+    """Configure the trainer for one of several iterations, and return its largest number of optimizer steps.
 
     Args:
-        args: Settings of the iteration, which change.
-        rows: Rows of the iteration.
-        minibatches: Optimizer steps of an epoch.
-        epochs: Passes over the rows.
-        iterations: Iterations of the schedule.
-        before: Folder of the optimizer of the iteration before. It holds none before the first iteration that had
-            something to train on.
+        args: Settings of the iteration, which are changed in place.
+        rows: Number of rows of the iteration.
+        minibatches: Largest number of optimizer steps in an epoch.
+        epochs: Number of passes over the rows.
+        iterations: Number of iterations in the learning rate schedule.
+        before: Folder with the optimizer of the previous iteration. The folder has no optimizer until an iteration has
+            trained.
     """
     args.rows_per_batch = math.ceil(rows / minibatches)
     args.per_device_train_batch_size = math.ceil(args.rows_per_batch / world_size())
@@ -60,7 +60,7 @@ def continue_training(
 
 
 def stay(session: Session, stage: Stage) -> None:
-    """Keep the policy that the iteration began with, and its optimizer, as the policy that it makes."""
+    """Store the iteration's starting policy and its optimizer as the iteration's result, without training."""
     run, settings = session.run, session.recipe.training(stage.section)
     assert settings is not None
     files = [run.paths.checkpoint(stage.start) / name for name in OPTIMIZER]
@@ -75,7 +75,7 @@ def stay(session: Session, stage: Stage) -> None:
 
 
 def move_average(run: Run, stage: Stage) -> None:
-    """Move the average of policies towards the policy that the iteration made.
+    """Update the moving average of policies with the policy of an iteration.
 
     average <- decay * average + (1 - decay) * policy
     """

@@ -1,4 +1,4 @@
-"""Training's metrics to TensorBoard, trackio and Weights & Biases, next to those in the run folder."""
+"""Report training metrics to TensorBoard, trackio and Weights & Biases, besides the run folder."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from transformers.integrations.integration_utils import TensorBoardCallback, Tra
 from perturn.errors import RunError
 
 PROJECT = "perturn"
-"""Project under which trackio and Weights & Biases file a run, unless their own variables say otherwise."""
+"""Default project of a run in trackio and Weights & Biases. Their own environment variables override it."""
 
 
 @contextmanager
 def open_trackers(
     names: Iterable[str], folder: Path, run: str, stage: str, step: int
 ) -> Iterator[list[TrainerCallback]]:
-    """Yield the trainer's callbacks that report one stage of a run; close them when the block ends.
+    """Yield trainer callbacks that report a stage of a run, and close them after the block.
 
     Args:
-        names: Trackers to report to.
-        folder: For their files.
+        names: Names of the trackers.
+        folder: Folder for the trackers' files.
         run: Name of the run.
         stage: Name of the stage.
-        step: Optimizer steps done before, from which a resumed stage continues.
+        step: Number of optimizer steps done before, from which a resumed stage continues.
 
     Raises:
         RunError: If a tracker cannot start, such as Weights & Biases without a key.
@@ -40,11 +40,11 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
     if name == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
-        # What a killed call wrote past its checkpoint is hidden, since it will be made again.
+        # Hide entries that a killed call wrote after its checkpoint, since they will be made again.
         writer = SummaryWriter(folder / "tensorboard" / run, purge_step=step + 1)
         stack.callback(writer.close)
         return TensorBoardCallback(writer)
-    if name == "trackio":  # starts and ends with training; its own variables say where it writes
+    if name == "trackio":  # starts and ends with training, and writes where its own variables say
         return TrackioCallback()
     import wandb
 
@@ -56,5 +56,5 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         raise RunError(
             f"report_to: wandb cannot start: {reason} Log in with `wandb login`, or set WANDB_MODE=offline."
         ) from error
-    stack.callback(opened.finish)  # so that the next stage is a run of its own
+    stack.callback(opened.finish)  # so that the next stage is a new run
     return WandbCallback()

@@ -1,7 +1,7 @@
-"""The run that made a policy: the policy it was trained from, and the episodes explored before it.
+"""Find the run that made a policy, the policy that it was trained from, and the episodes explored before.
 
-A run that trains or explores made its policies itself. A run that only scores names the run in whose `checkpoints`
-its model lies.
+A run that trains or explores makes its policies itself. If a run only evaluates, its model may be a checkpoint of
+another run, which is then the model's maker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perturn.io.read_input import user_path
 from perturn.table import locate
 
 Needs = Collection[str]
-"""The needs of a selector, as `perturn.select.SelectorTraits` names them; here `start` and `explored` matter."""
+"""Needs of a selector, in the words of `perturn.select.SelectorTraits`. Only `start` and `explored` are used here."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Maker:
     folder: Path
     recipe: Recipe
     policy: str
-    """Its name in that run."""
+    """Name of the policy in that run."""
 
     @property
     def paths(self) -> RunPaths:
@@ -45,27 +45,27 @@ class Maker:
 
     @property
     def start(self) -> str | None:
-        """The policy that it was trained from; None for the base."""
+        """Name of the policy that this policy was trained from; None for the base."""
         return learned_from(self.recipe, self.policy)
 
     @property
     def explored(self) -> Path:
-        """The last exploration before its score."""
+        """Path of the episodes of the last exploration before the policy's evaluation."""
         return self.paths.trajectories(explored_before(self.recipe, self.policy))
 
     @property
     def _training(self) -> list[Stage]:
-        """Its stages that train."""
+        """Training stages of the run."""
         return [one for one in stages(self.recipe) if one.command == "train"]
 
     @property
     def episodes(self) -> int:
-        """Number of episodes that were explored then."""
+        """Number of episodes in `explored`."""
         stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
         return int((stage.get("counts") or {}).get("episodes") or 0)
 
     def lack(self, needs: Needs) -> str | None:
-        """Return why its recipe does not provide a need of a selector; None if it does."""
+        """Return why the run cannot provide a need of a selector; None if it can."""
         acting = [one.policy for one in self._training if one.section != REWARD_MODEL]
         if self.policy not in acting:
             return f"{self.policy} is not a policy that {self.folder} trains to act; name one of {', '.join(acting)}."
@@ -111,7 +111,7 @@ class Maker:
                     )
         refuse_damage(self.folder, found)
         bases = {base_of(self.paths.checkpoint(policy)) for policy in self._read(needs)} - {None}
-        for base in bases:  # of adapters: policies of the run
+        for base in bases:  # adapters need their base, which is a policy of the run
             found |= _within(seals, self.paths.name(self.paths.checkpoint(Path(str(base)).name)))
         if bases:
             refuse_damage(self.folder, found)
@@ -120,7 +120,7 @@ class Maker:
         return found
 
     def _read(self, needs: Needs) -> Collection[str]:
-        """Return its policies that are read; a model that it began with is none of these."""
+        """Return the policies of the run whose files are read. The model that the run began with is not among them."""
         start = self.start if "start" in needs else None
         is_own = start is not None and (start != "base" or self.recipe.base is not None)
         return [self.policy, *([start] if is_own and start else [])]
@@ -130,7 +130,7 @@ class Maker:
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, needs: Needs) -> dict[str, str]:
-        """Return names of all that is read of it, with a SHA-256 each, as a score notes them."""
+        """Return the names and SHA-256 digests of all that is read from the run, as an evaluation records them."""
         seals = self.seals(needs)
         found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
         if "explored" in needs:
@@ -144,7 +144,7 @@ class Maker:
         return found
 
     def _digest(self, seals: Seals, policy: str) -> str:
-        """Return the seals of a policy without its optimizer, which is deleted."""
+        """Return the digest of a policy's files without its optimizer, which may be deleted later."""
         own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
         return _digest(
             {file: str(one["sha256"]) for file, one in own.items() if Path(file).name not in OPTIMIZER}
@@ -156,7 +156,7 @@ def _within(seals: Seals, folder: str) -> Seals:
 
 
 def _digest_of(model: str) -> dict[str, str]:
-    """Return the seals of a model in a local folder; nothing for a model of the Hub."""
+    """Return the digest of a model in a local folder; empty for a model of the Hub."""
     adapters = adapters_in(model)
     folder = Path(resolve_model(model)) if adapters is None else adapters.folder
     if not folder.is_dir():
@@ -171,25 +171,25 @@ def _digest(files: dict[str, str]) -> str:
 
 
 def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
-    """Return whether a run neither trains nor explores for the needs of its selector."""
+    """Return whether a run must get the needs of its selector from another run, since it does not train or explore."""
     own = (recipe.base, recipe.sft, recipe.align, recipe.explore if "explored" in needs else None)
     return all(section is None for section in own)
 
 
 def find_maker(recipe: Recipe) -> Maker | None:
-    """Return the run in whose checkpoints a recipe's model lies; None: it lies in none.
+    """Return the run that has a recipe's model among its checkpoints; None if no run has it.
 
     Raises:
-        ConfigError: If this version cannot read that run's recipe.
+        ConfigError: If this version of Perturn cannot read that run's recipe.
     """
     return made_by(recipe.model.name)
 
 
 def made_by(name: str) -> Maker | None:
-    """Return the run in whose checkpoints a model lies, by the name of the model; None: it lies in none.
+    """Return the run that has a model among its checkpoints, by the model's name; None if no run has it.
 
     Raises:
-        ConfigError: If this version cannot read that run's recipe.
+        ConfigError: If this version of Perturn cannot read that run's recipe.
     """
     model = Path(os.path.abspath(user_path(name, "model.name")))
     paths = RunPaths(model.parent.parent)
@@ -200,15 +200,15 @@ def made_by(name: str) -> Maker | None:
 
 
 def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
-    """Return the run that made a policy of a run.
+    """Return the run that made a policy: the given run, or another one.
 
     Args:
-        run: Which may only score.
-        policy: Its name here.
-        needs: What the selector of the score needs.
+        run: The run that evaluates the policy.
+        policy: Name of the policy in this run.
+        needs: Needs of the evaluation's selector.
 
     Raises:
-        PerturnError: If no run did.
+        PerturnError: If no run is found that made the policy.
     """
     if not is_made_elsewhere(run.recipe, needs):
         return Maker(run.folder, run.recipe, policy)
@@ -221,10 +221,10 @@ def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
 
 
 def noted_maker(run: Run, policy: str) -> dict[str, dict[str, str]]:
-    """Return the part of a score's protocol that names another run's files for choosing; empty where there are none.
+    """Return the part of an evaluation's record that names the files of another run; empty without such files.
 
     Raises:
-        PerturnError: If that is not there, or the score was begun with another.
+        PerturnError: If these files are missing, or have changed since the evaluation began.
     """
     needs = run.recipe.evaluate.needs if run.recipe.evaluate else frozenset()
     if needs.isdisjoint(("start", "explored")) or not is_made_elsewhere(run.recipe, needs):

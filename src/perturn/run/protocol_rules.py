@@ -1,4 +1,4 @@
-"""Rules of an episode where a recipe or a command leaves them to the environment: declared ones, else defaults."""
+"""Find the rules of an episode: from the recipe, else declared by the environment, else defaults."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment, EpisodeProtocol, Sampling, Task
 
 EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
-"""Names under which environments keep tasks to be scored on, the first that one has being taken."""
+"""Usual names of splits for evaluation, in the order in which they are tried."""
 MAX_TURNS = 20
-"""Turn limit where neither the environment nor the recipe says any."""
+"""Default turn limit, if neither the environment nor the recipe sets a limit."""
 _SYSTEM = "Solve the task, turn by turn."
 _SHOWN = 70
-"""Characters of a system text that are printed."""
+"""Largest number of characters of a value that are printed."""
 _OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
-"""Settings of a protocol that make it another one."""
+"""Settings that turn a named protocol into a custom protocol."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of a protocol, and where each comes from."""
+    """Settings of a protocol, each with its source."""
 
     settings: Mapping[str, Any]
     sources: Mapping[str, str]
-    """Setting -> its source, of those that are declared or defaults."""
+    """Source of each setting that the environment declares or that is a default."""
 
     def lines(self, name: str) -> list[str]:
-        """Return sentences on the rules that were chosen, for an environment of this name; empty for a named protocol.
+        """Return lines that describe the rules and their sources; empty for a named protocol.
 
         Args:
-            name: Of the environment.
+            name: Name of the environment.
         """
         if self.settings["name"] in PROTOCOLS:
             return []
@@ -58,15 +58,16 @@ class Rules:
 
 
 def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) -> Rules:
-    """Return the section `protocol` of a recipe that leaves it to the environment.
+    """Return the settings of the section `protocol` for a recipe that does not set them.
 
     Args:
-        protocol: Name of the rules; None: the rules that the environment declares, else defaults.
-        env: A world of it.
-        task: Finds a task that it can pose, which is posed where only that shows whether it offers tools.
+        protocol: Name of a protocol. None: the rules that the environment declares, or else defaults.
+        env: The environment.
+        task: Function that returns a task. The function is called if only a reset shows whether the environment offers
+            tools.
 
     Raises:
-        ConfigError: If the environment declares rules that are none.
+        ConfigError: If the rules that the environment declares are invalid.
     """
     if protocol is not None:
         return Rules({"name": protocol}, {})
@@ -93,12 +94,12 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
 
 
 def ruled(recipe: Recipe) -> Recipe:
-    """Return a recipe with its rules, and say where they come from if the recipe leaves them to the environment.
+    """Return a recipe with a complete section `protocol`, and print the sources of rules that the recipe does not set.
 
-    A run that has begun keeps the rules that it was begun with.
+    An existing run keeps its recorded rules.
 
     Raises:
-        PerturnError: If the environment cannot start, or declares rules that are none.
+        PerturnError: If the environment cannot start, or declares invalid rules.
     """
     section, given = recipe.environment, recipe.protocol
     if section is None or (given is not None and given.name is not None):
@@ -118,18 +119,18 @@ def ruled(recipe: Recipe) -> Recipe:
 
 
 def say_rules(rules: Rules, name: str) -> None:
-    """Print the chosen rules, if there are any."""
+    """Print the rules with their sources, if they are not a named protocol's."""
     for line in rules.lines(name):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_rules(name: str, broken: bool = False) -> list[str]:
-    """Print the rules that an environment declares or is played by; return their faults.
+    """Print the rules that an environment declares or gets by default, and return their faults.
 
     Args:
-        name: As in `environment.name`.
-        broken: Whether other problems are known. Then no task is posed, nothing is printed, and an environment that
-            cannot be made is not reported again.
+        name: Name of the environment, as in `environment.name`.
+        broken: Whether the environment is known to have other problems. If so, it is not reset, nothing is printed, and
+            a failure to create it is not reported again.
     """
     try:
         made = environment_maker({"name": name})()
@@ -146,10 +147,10 @@ def check_rules(name: str, broken: bool = False) -> list[str]:
 
 
 def some_task(env: Environment) -> Task:
-    """Return a task of the first split that there is.
+    """Return a task of the first split that has tasks.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If no split has a task.
     """
     return choose_tasks(env, Tasks(first_split(env)))[0]
 
@@ -158,7 +159,7 @@ def first_split(env: Environment) -> str:
     """Return the first of `EVALUATION_SPLITS` that has tasks.
 
     Raises:
-        ConfigError: If none has.
+        ConfigError: If none of these splits has tasks.
     """
     reasons: list[str] = []
     for name in EVALUATION_SPLITS:
@@ -175,7 +176,7 @@ def first_split(env: Environment) -> str:
     }
     if (
         len(said) == 1 and "" not in said
-    ):  # a mistake in tasks(); that a split is missing would name the split
+    ):  # a mistake in tasks(), since a message about a missing split would name it
         raise ConfigError(f"{last} It says so of every split.")
     raise ConfigError(
         f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own. Of the last: {last}"
@@ -183,27 +184,27 @@ def first_split(env: Environment) -> str:
 
 
 def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
-    """Return whether the world offers tools when it poses a task."""
+    """Return whether the environment offers tools after `reset`."""
     try:
         return bool(env.reset(task(), 0).tools)
     except ConfigError:
         raise
-    except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of when it is played
+    except Exception:  # noqa: BLE001  errors of the environment are reported when it is played
         return False
 
 
 def _short(value: Any) -> str:
-    """Return a value in printed form."""
+    """Return a value as text for one line of output."""
     text = " ".join(str(value).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return repr(shown) if isinstance(value, str) and " " in shown else shown
 
 
 def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
-    """Return the rules of a recipe's section; a named protocol with changed rules is marked as custom.
+    """Return the rules of a recipe's section `protocol`. A named protocol with changed rules is marked as custom.
 
     Raises:
-        ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
+        ConfigError: If there is no protocol, the format is unknown, or a protocol of your own lacks rules.
     """
     missing = ("this stage plays by one", "set it in the recipe")
     settings = required(settings, "protocol", *missing)
@@ -234,6 +235,6 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
 
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:
-    """Return the decoding of the evaluation: the recipe's, else its protocol's, else greedy."""
+    """Return the decoding of the evaluation: from the recipe, else from its protocol, else greedy."""
     own = recipe.evaluate.sampling if recipe.evaluate else None
     return own or make_protocol(recipe.protocol).sampling or Sampling()

@@ -1,4 +1,4 @@
-"""Write a recipe to start from: the settings that everybody should look at, or every setting with its documentation."""
+"""Write a new recipe with the most important settings, or with every setting and its documentation (`perturn init`)."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _TABLES = {
     "explore": "explorers",
     "rows": "rows",
 }
-"""Sections whose `name` picks an entry, whose settings are theirs."""
+"""Sections whose `name` picks an entry, each with the entry's table."""
 _MOST_TASKS = 10
 _LEFT_OUT = {(Recipe, "base")}
-"""Sections that a recipe for a model that is there has no use for."""
+"""Sections that are left out, since the recipe starts from an existing model."""
 _ROWS = {"expert-pairs": {"threshold": 0.4}}
-"""Settings of row makers to start from, where they differ from the defaults."""
+"""Initial settings of row makers that differ from the defaults."""
 _WIDTH = 110
 _DOES = {
     "protocol": "the rules of an episode",
@@ -52,7 +52,7 @@ _DOES = {
     "align": "train on the rows",
     "evaluate": "score each policy on held-out tasks",
 }
-"""Section of a short recipe -> what it does."""
+"""Comments on the sections of a short recipe."""
 
 
 def write_recipe(
@@ -65,16 +65,16 @@ def write_recipe(
     full: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Write a recipe that runs unchanged, to be edited.
+    """Write a recipe that runs as it is, and that users can edit.
 
     Args:
-        file: Where to; it must not exist.
+        file: The file to write; it must not exist.
         environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
-        model: Hub id, local folder, or a bundled name.
-        loss: Of the alignment; None: tlm-dre on pairs, and ppo-clip on groups where the environment has no expert.
-        lora: Train adapters instead of all weights.
-        full: Write every setting there is, instead of those that differ from their defaults.
-        overrides: `key=value` words that replace the chosen values.
+        model: Hub id, local folder or bundled name of the model.
+        loss: Loss of the alignment. None: tlm-dre on pairs, or ppo-clip on groups if the environment has no expert.
+        lora: Whether to train adapters instead of all weights.
+        full: Whether to write every setting, instead of only the settings that differ from their defaults.
+        overrides: Overrides, as `key=value`, that replace the chosen values.
 
     Raises:
         ConfigError: If the file exists, or there is no such loss or environment.
@@ -98,13 +98,13 @@ def write_recipe(
 
 
 def _check_new(file: Path) -> None:
-    """Reject to write over a file."""
+    """Raise an error if a file exists, so that it is not overwritten."""
     if file.exists():
         raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
 
 
 def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
-    """Reject rows that the loss of the alignment does not learn from."""
+    """Reject a row maker whose rows the loss of the alignment does not accept."""
     if recipe.rows is None or recipe.align is None:
         return
     kind, name = recipe.rows.traits.makes, recipe.align.loss["name"]
@@ -114,7 +114,7 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the chosen settings alone, a line each, with the purpose of each section."""
+    """Yield the lines of a short recipe: the chosen settings, with a comment on each section."""
     for name, value in chosen.items():
         does = f"  # {_DOES[name]}" if name in _DOES else ""
         if isinstance(value, Mapping) and len(value) > 1:
@@ -125,10 +125,10 @@ def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def copy_recipe(file: Path, name: str) -> None:
-    """Copy a recipe that comes with the package, comments and all.
+    """Copy a packaged recipe with its comments.
 
     Raises:
-        ConfigError: If the file exists, or there is no such recipe.
+        ConfigError: If the file exists, or there is no packaged recipe of this name.
     """
     _check_new(file)
     check_known(name, shipped_names(), f"no recipe {name!r} comes with the package")
@@ -138,10 +138,10 @@ def copy_recipe(file: Path, name: str) -> None:
 
 
 def _rows(kind: str, has_expert: bool) -> dict[str, Any]:
-    """Return the sections that make rows of a kind: the first row maker without branches, and a credit for groups.
+    """Return the sections that make rows of a kind: a row maker that needs no branches and, for groups, a credit.
 
     Raises:
-        ConfigError: If none does without an expert.
+        ConfigError: If every such row maker needs an expert and the environment has none.
     """
     makers = ((name, at_defaults(entry)) for name, entry in table("rows").items())
     fitting = {
@@ -168,7 +168,7 @@ def _chosen(
     kinds: Mapping[str, str],
     lora: bool,
 ) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, or that everybody should look at."""
+    """Return the settings that differ from the defaults, or that most users should check."""
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
@@ -177,7 +177,7 @@ def _chosen(
     most = 128 if protocol.get("format") in ("react", "tools") else 32
     training: dict[str, Any] = {"batch_size": 4}
     if small:
-        training["token_budget"] = 1024  # for machines with little memory
+        training["token_budget"] = 1024  # fits machines with little memory
     if lora:
         training |= {"lora": {}, "gradient_checkpointing": True}
     sft = {
@@ -215,10 +215,10 @@ def _chosen(
 
 
 def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return task lists to teach, explore and evaluate that the environment has the tasks for."""
+    """Return task lists for SFT, exploration and evaluation that the environment has enough tasks for."""
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
-        key, count = "n", _number  # a kind of one task cannot be in two panels
+        key, count = "n", _number  # a kind of one task cannot be in two task lists
     half = min(count(env, "train") // 2, _MOST_TASKS)
     split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
     evaluated = min(count(env, split), _MOST_TASKS)
@@ -238,7 +238,7 @@ def _number(env: Any, split: str) -> int:
 
 
 def _per_kind(env: Any, split: str) -> int:
-    """Return the number of tasks of the kind that has the fewest; 0 if there is no such split."""
+    """Return the number of tasks of the rarest kind in a split; 0 if there is no such split."""
     return min(_kinds(env, split).values(), default=0)
 
 
@@ -246,7 +246,7 @@ def _kinds(env: Any, split: str) -> Counter[str]:
     """Return the number of tasks of each kind; empty if there is no such split."""
     try:
         return Counter(task.kind for task in env.tasks(split))
-    except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
+    except Exception:  # noqa: BLE001  a missing split may raise anything
         return Counter()
 
 
@@ -259,7 +259,7 @@ def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str,
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:
-    """Return the rules that an environment declares; else defaults, to be changed."""
+    """Return the rules that an environment declares, or else default rules."""
     rules = dict(rules_for(None, env, lambda: some_task(env)).settings)
     named = PROTOCOLS.get(str(rules["name"]))
     return rules if named is None or named.format in ("tools", "plain") else {**rules, "format": form}
@@ -290,7 +290,7 @@ def _fields(
     live: bool = True,
     may_be_empty: bool = False,
 ) -> Iterator[str]:
-    """Yield all fields of a settings class: chosen values, and other fields as commented defaults."""
+    """Yield the lines of all fields of a settings class: chosen values, and other fields as commented defaults."""
     active = set(chosen)
     names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
     if live and not active and not may_be_empty:
@@ -304,7 +304,7 @@ def _fields(
 
 
 def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: bool) -> Iterator[str]:
-    """Yield one field, with the fields inside it if it is a section."""
+    """Yield the lines of a field; of a section, also the lines of its fields."""
     mark = "" if live else "#"
     inner = _inner(kind, name)
     if name in _TABLES and dataclasses.is_dataclass(value):
@@ -313,7 +313,7 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
         entry = table(_TABLES[name]).get(str(value["name"]))
         yield f"{indent}{mark}{name}:"
         yield f"{indent}  {mark}name: {_yaml(value['name'])}"
-        if entry is None:  # an environment of yours: its settings are not ours to explain
+        if entry is None:  # a user's environment, whose settings have no known documentation
             yield from (
                 f"{indent}  {mark}{key}: {_yaml(item)}" for key, item in value.items() if key != "name"
             )
@@ -332,18 +332,18 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass unchanged."""
+    """Return the fields of a dataclass by name, without converting nested dataclasses."""
     return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 
 def _inner(kind: Any, name: str) -> Any:
-    """Return the settings class of a field that is itself a section."""
+    """Return the settings class of a field that is a section; None for other fields."""
     hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Return settings of a class and their defaults."""
+    """Return the defaults of a class's settings, by name."""
     if dataclasses.is_dataclass(kind):
         return {
             each.name: each.default_factory() if callable(each.default_factory) else each.default
@@ -353,7 +353,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _documentation(kind: Any) -> Mapping[str, str]:
-    """Return the meaning of each setting, from the text below its field or from the Args of the constructor."""
+    """Return the documentation of each setting, from the text below its field or the Args of the constructor."""
     if dataclasses.is_dataclass(kind):
         return texts(kind)
     found: dict[str, str] = {}
@@ -375,7 +375,7 @@ def _comment(text: str, indent: str) -> Iterator[str]:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value on one line."""
+    """Return a value as YAML on one line."""
     text = yaml.safe_dump(
         list(value) if isinstance(value, tuple) else value,
         default_flow_style=True,

@@ -1,7 +1,7 @@
-"""A run's inputs from outside its folder: recorded when the run is made, and compared before any later work.
+"""A run's input files from outside its folder: recorded when the run is made, and compared before any later work.
 
-They are declared elsewhere: the field of a setting says that it names files (`perturn.config.outside_files`), and a
-class lists its other inputs in `reads`. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
+A mark on a setting's field declares that the setting names files (`perturn.config.outside_files`). An environment lists
+further inputs in its trait `reads`. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ _READERS = {
     "evaluate": ("evaluate",),
     "credit": ("credit", "train"),
 }
-"""Section -> commands whose stages read what it names; what other sections name is read by all."""
+"""Commands whose stages read the files that a section names. Files of other sections are read by all commands."""
 _NO_WEIGHTS = ("md", "lock", "log")
-"""Suffixes of files of a model's folder that no policy depends on."""
+"""Suffixes of files in a model's folder that do not affect the policy."""
 _BESIDE = " (files that its code names)"
-"""Appended to a setting that names code, in the key of the data files next to the code."""
+"""Suffix of a setting's key, for the data files that its code names."""
 _SAID_FROM = 1 << 30
-"""Bytes of all inputs from which it is said that they are hashed."""
+"""Total size of inputs, in bytes, from which a message says that they are hashed."""
 
 
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
-    """Refuse to resume a run if an input has changed, or is gone and still needed.
+    """Raise an error if an input of a run has changed, or is missing and still needed.
 
     Nothing is written.
 
     Args:
-        recipe: Of the run.
-        command: The one command that is given; None: the whole loop.
+        recipe: Recipe of the run.
+        command: The single command, such as `train`. None: all stages.
     """
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {"stages": {}}
@@ -82,18 +82,18 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
 
 
 def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
-    """Return the recorded inputs that have changed.
+    """Return the changes of recorded inputs.
 
     Args:
-        recorded: As the manifest holds them.
-        thorough: Hash every file, whatever its time.
+        recorded: Recorded inputs from the manifest.
+        thorough: Whether to hash every file, whatever its time.
     """
     found = (_change(key, noted, thorough) for key, noted in recorded.items())
     return [each for each in found if each is not None]
 
 
 def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
-    """Return how an input has changed: its state now, or its recorded state if it is missing now."""
+    """Return the change of an input, if any. An input that is missing now is looked up at its recorded path."""
     change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change
@@ -103,14 +103,14 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
 
 
 def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
-    """Return the record of an input in its current state."""
+    """Return a new record of an input's current files."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
     return {**noted, **record(given, kind, found, noted, thorough=thorough)}
 
 
 def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
-    """Return the first stage to be done that reads a setting; None if no stage does."""
+    """Return the first unfinished stage that reads the files of a setting; None if there is none."""
     commands = _READERS.get(re.split(r"\W", setting)[0])
     for stage in stages(recipe):
         asked = command in (None, stage.command) and (commands is None or stage.command in commands)
@@ -120,14 +120,14 @@ def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[
 
 
 def tell_changed(folder: Path) -> None:
-    """Name the inputs of a run that have changed since the run was made, for a reader of its results."""
+    """Print which inputs have changed since the run was made, for readers of its results."""
     for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
         if not change.gone:
             console.print(f"{folder}: {change}", style="yellow", markup=False, soft_wrap=True)
 
 
 def note_inputs(run: Run) -> None:
-    """Keep the digests of a run's inputs: of a new run all of them, later the times of files that were touched.
+    """Record the digests of a new run's inputs; for an existing run, update the times of unchanged files.
 
     Raises:
         PerturnError: If an input cannot be read.
@@ -144,7 +144,7 @@ def note_inputs(run: Run) -> None:
 
 
 def _record_all(recipe: Recipe) -> Inputs:
-    """Return records of all inputs that a recipe names."""
+    """Return the records of all inputs that a recipe names."""
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
     found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
@@ -170,7 +170,7 @@ def _record_all(recipe: Recipe) -> Inputs:
 
 
 def _with_base(named: Named) -> Iterator[Named]:
-    """Yield an input, and for a folder of adapters the model that they are added to."""
+    """Yield an input and, for a folder of adapters, also the base model of the adapters."""
     yield named
     base = base_of(Path(named.text).expanduser()) if named.kind == "model" else None
     if base is not None:
@@ -178,7 +178,7 @@ def _with_base(named: Named) -> Iterator[Named]:
 
 
 def _expand(text: str, kind: str) -> Files:
-    """Return the files that the text of a setting names; none if it names none."""
+    """Return the files that the value of a setting names, if any."""
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if kind == "model":
         path = PACKAGED.get(text, path)
@@ -197,7 +197,7 @@ def _expand(text: str, kind: str) -> Files:
 
 
 def _cached(named: HubName) -> Iterable[Path]:
-    """Return the files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
+    """Return the files of a Hub data set in the local cache; none if the data set cannot be loaded now."""
     try:
         return [file for file in hub_rows(named)[1] if file.is_file()]
     except (ConfigError, DataError) as error:
@@ -206,7 +206,7 @@ def _cached(named: HubName) -> Iterable[Path]:
 
 
 def _is_of_model(file: Path) -> bool:
-    """Return whether a policy that is loaded from a folder may depend on a file of it."""
+    """Return whether a policy may depend on this file in its model's folder."""
     hidden = (
         file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
     )
@@ -214,7 +214,7 @@ def _is_of_model(file: Path) -> bool:
 
 
 def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str, Files]]:
-    """Yield the files that a section's class reads beyond its settings: the declared files, else those in its code."""
+    """Yield the files that a section's class reads besides its settings: files that it declares, or its code names."""
     if section is None:
         return
     name = str(section.get("name"))
@@ -229,7 +229,7 @@ def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str
 
 
 def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
-    """Return the paths that a class declares to read."""
+    """Return the paths in the trait `reads` of a class."""
     remedy = "; make it a list of paths, or a function from the settings to one."
     with guarded(f"reads of {name} gives no paths", remedy):
         paths = reads(settings) if callable(reads) else reads
@@ -237,14 +237,14 @@ def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | 
 
 
 def _beside(name: str) -> Files:
-    """Return the data files that the code of `module:object` names, by name, without those that it rather writes."""
+    """Return the data files that the code of `module:object` names, without files that look like outputs."""
     root, modules = module_files(name) if ":" in name else (Path(), [])
     named = ((file, Path(os.path.relpath(file, root)).parts) for file in files_beside(modules))
     return gather(None, [file for file, parts in named if not any(map(written, parts))])
 
 
 def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    """Yield files and those in folders, by their absolute paths."""
+    """Yield the absolute paths of files, and of all files in folders."""
     for each in paths:
         path = Path(os.path.abspath(os.path.expanduser(each)))
         if path.is_dir():
@@ -254,7 +254,7 @@ def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 
 
 def _revision(name: str) -> str | None:
-    """Return the commit of a model of the Hugging Face Hub that is in the local cache; None if it is not known."""
+    """Return the commit of a Hub model in the local cache; None if it is not known."""
     if name in BUNDLED or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     found = locate("huggingface_hub:try_to_load_from_cache")(name, "config.json")
@@ -262,7 +262,7 @@ def _revision(name: str) -> str | None:
 
 
 def _tell_revisions(known: Inputs) -> None:
-    """Report which models of the Hub are at another commit than when the run was made."""
+    """Print which Hub models have another commit than when the run was made."""
     for key, noted in known.items():
         before = noted.get("revision")
         now = _revision(noted["given"]) if before else None

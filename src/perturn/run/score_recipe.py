@@ -1,4 +1,4 @@
-"""The recipe of a score: any model on any environment, without a recipe file and without training."""
+"""Make the recipe that evaluates a model in an environment, without a recipe file and without training."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment
 
 TASKS = 50
-"""Tasks of a score, if no number is given."""
+"""Default number of tasks."""
 TURN_TOKENS = 128
-"""Tokens of a turn, where neither protocol nor user says how many."""
+"""Default token limit of a turn, if neither protocol nor user sets one."""
 ACTION_TOKENS = 32
-"""The same where a turn is an action without a thought, so that babble costs a quarter of the time."""
+"""Default token limit of a turn that is an action without a thought. A low limit reduces the cost of useless text."""
 
 
 def scoring_recipe(
@@ -40,16 +40,16 @@ def scoring_recipe(
     protocol: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Recipe:
-    """Return the recipe of a run that scores one model and does nothing else.
+    """Return the recipe of a run that only evaluates one model.
 
     Args:
-        model: Hub id, local folder, bundled name, or the name of a model at the server of `engine.name=api`.
+        model: Hub id, local folder or bundled name; with `engine.name=api`, the name of the model on its server.
         environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
-        split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
-        n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Name of the rules; None: those that the policy was trained under, if a run trained it in this
-            environment, else the rules of the environment, else defaults.
-        overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
+        split: Split of the tasks. None: the first of `EVALUATION_SPLITS` that has tasks.
+        n: Number of tasks, each kind about as often as in the split. None: 50, or all tasks if there are fewer.
+        protocol: Name of a protocol. None: the rules under which a run trained the policy in this environment, else the
+            environment's rules, else defaults.
+        overrides: Overrides, as `key=value`. Without `name=`, the name of the run is made from all its settings.
 
     Raises:
         PerturnError: If a setting is wrong, or the environment cannot start or has no such tasks.
@@ -77,7 +77,7 @@ def scoring_recipe(
 
 
 def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
-    """Return the task list of a score: `n` tasks of a split, or the default.
+    """Return the task list of an evaluation: `n` tasks of a split, or the defaults.
 
     Raises:
         ConfigError: If there is no such split.
@@ -88,13 +88,13 @@ def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
 
 
 def learned_rules(model: str, environment: str) -> Rules | None:
-    """Return the rules of the recipe that trained a policy in an environment; None: none is known.
+    """Return the rules under which a policy was trained in an environment; None if they are not known.
 
     Args:
-        model: A policy that comes with the package, or the folder of one among the checkpoints of a run.
-        environment: Its name in a recipe.
+        model: Name of a packaged policy, or folder of a run's checkpoint.
+        environment: Name of the environment, as in a recipe.
     """
-    if model in PACKAGED:  # made by the recipe of its name, which comes with the package too
+    if model in PACKAGED:  # a packaged recipe of the same name has trained it
         recipe: Recipe | None = read_recipe(shipped_recipe(model) or Path(model))
     else:
         maker = made_by(model)
@@ -108,12 +108,12 @@ def learned_rules(model: str, environment: str) -> Rules | None:
 
 
 def turn_tokens(form: str | None) -> int:
-    """Return tokens of a turn in a format, where neither protocol nor user says how many."""
+    """Return the default token limit of a turn in a format."""
     return ACTION_TOKENS if form == "action" else TURN_TOKENS
 
 
 def _name(recipe: Recipe, data: dict[str, Any]) -> str:
-    """Return a name for the run that names the scored model; other settings give another name."""
+    """Return a name for the run from its environment, its model and a digest of all its settings."""
     digest = hashlib.blake2b(
         json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
     ).hexdigest()

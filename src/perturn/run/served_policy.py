@@ -1,4 +1,4 @@
-"""Open the engine of a policy: in a run under way, or to serve a policy of a run or a model by its name."""
+"""Open the engine of a policy: during a run, or to serve a policy of a run or any model."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from perturn.types import Engine
 
 
 def policy_path(run: Run | Maker, policy: str) -> str:
-    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
+    """Return the folder of a run's policy; for the base, the name or folder of the model.
 
     Raises:
-        RunError: If it has not been trained yet.
+        RunError: If the policy has not been trained yet, or was deleted.
     """
     if policy == "base" and run.recipe.base is None:
         return run.recipe.model.name
@@ -48,24 +48,25 @@ def policy_path(run: Run | Maker, policy: str) -> str:
 
 
 def engine_settings(recipe: Recipe) -> EngineSettings:
-    """Return the recipe's section `engine`.
+    """Return the settings of the recipe's engine.
 
     Raises:
-        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
+        ConfigError: If there is no such engine, a setting is wrong, or an engine of another package lacks a method or
+            trait.
     """
     return checked_settings(recipe.engine, "engine")
 
 
 def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
-    """Reject readers of a policy's weights, or of passes of it, if the engine serves no policies of ours.
+    """Raise an error for a reader of a policy's weights, if the engine does not serve checkpoints.
 
     Args:
-        recipe: Of the run.
-        reader: The reader, and its input.
-        otherwise: What to do with this engine.
+        recipe: Recipe of the run.
+        reader: The reader and what it reads, as the start of the message.
+        otherwise: Alternative that works with this engine, for the message.
 
     Raises:
-        ConfigError: Such as `training reads the weights of the policy, which engine 'api' does not give; take ...`.
+        ConfigError: If the engine serves only models of a server.
     """
     if not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
@@ -74,10 +75,10 @@ def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
 
 
 def open_engine(run: Run, policy: str) -> Engine:
-    """Serve a policy of the run.
+    """Open the engine that serves a policy of the run.
 
     Raises:
-        RunError: If this run trained the policy, or will train it, and the engine cannot serve it.
+        RunError: If the policy is not trained yet, or the engine can serve only the recipe's model.
     """
     recipe, cluster = run.recipe, run.recipe.cluster
     if not engine_settings(recipe).traits.serves_checkpoints:
@@ -94,17 +95,17 @@ def open_engine(run: Run, policy: str) -> Engine:
 
 
 def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
-    """Return the model that the engine of a recipe loads for a policy, and the folder of the base model of adapters."""
+    """Return the folder that the engine loads for a policy and, if it holds adapters, the folder of their base."""
     return for_engine(path, _adapters_taken(recipe), console.print)
 
 
 def handed_rank(recipe: Recipe) -> int:
-    """Return the largest rank of the adapters that the loop hands to its engine; 0: it hands over whole models."""
+    """Return the largest rank of adapters that the engine will load; 0 if it loads whole models."""
     return min(rank_of_loop(recipe), _adapters_taken(recipe))
 
 
 def _adapters_taken(recipe: Recipe) -> int:
-    """Return the largest rank of adapters that the engine of a recipe is given; replicas on a cluster get none."""
+    """Return the largest rank of adapters that the engine can load; 0 if the loop exceeds it, or for replicas."""
     far = recipe.cluster is not None and recipe.cluster.engines
     most = 0 if far else engine_settings(recipe).traits.adapter_rank
     return most if rank_of_loop(recipe) <= most else 0
@@ -118,7 +119,7 @@ def serve_policy(
     path: str,
     base: str | None = None,
 ) -> Engine:
-    """Open the engine in this process, which may be on another machine than the run and its folder."""
+    """Open the engine in this process, which may be on another machine than the run folder."""
 
     def load() -> Loaded:
         loaded: Loaded = locate("perturn.policy.models:load_policy")(
@@ -143,13 +144,13 @@ def serve_policy(
 
 
 def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine:
-    """Open the engine that serves a policy.
+    """Open an engine that serves a policy of a run, or any model.
 
     Args:
         source: A Hub id, a folder or a bundled name of a model; or the folder of a run, with `:POLICY` for another
             policy than the policy that it trained last.
-        overrides: Settings such as `engine.name=vllm`.
-        say: Called with a message before slow work starts.
+        overrides: Overrides, such as `engine.name=vllm`.
+        say: Function that is called with a message before slow work starts.
 
     Raises:
         PerturnError: If there is no such model, run or policy, or the engine cannot serve it.
@@ -158,12 +159,12 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine | EngineProcess:
-    """Open the engine that serves a policy while this process does other work, which the engine does not hold up.
+    """Open an engine that does not slow down this process: an engine that computes locally gets its own process.
 
     Args:
-        source: What is served, as in `open_policy`.
-        overrides: Settings, as in `open_policy`.
-        say: As `open_policy` has it, for an engine in this process.
+        source: The policy or model, as in `open_policy`.
+        overrides: Overrides, as in `open_policy`.
+        say: Function for messages, as in `open_policy`, if the engine is opened in this process.
 
     Raises:
         PerturnError: If there is no such model, run or policy, or the engine cannot serve it.
@@ -180,7 +181,7 @@ def _open_there(source: str, overrides: Sequence[str]) -> Engine:
 
 
 def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str, str, str, str | None]:
-    """Return settings of an engine and the name, the folder or Hub id, the dtype and the chat template of a policy."""
+    """Return the engine's settings, and a policy's name, folder or Hub id, dtype and chat template."""
     folder, _, policy = source.partition(":")
     if RunPaths(Path(folder)).is_run:
         recipe = resolve_recipe(Path(folder), overrides)
@@ -196,7 +197,7 @@ def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str,
 
 
 def _policy_of(recipe: Recipe, policy: str) -> tuple[str, str]:
-    """Return name and folder of a policy of a run; by default of the policy that was trained last."""
+    """Return the name and the folder of a run's policy; by default, of the policy that was trained last."""
     paths = RunPaths(run_folder(recipe))
     trained = [stage.policy for stage in stages(recipe) if stage.command == "train"]
     there = [name for name in trained if (paths.checkpoint(name) / "config.json").is_file()]
@@ -235,12 +236,12 @@ def _open(
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
-    """Write a recipe next to the episodes of an endpoint, unless there is one, so that they can be read as a run's.
+    """Write a recipe next to the episodes that an endpoint records, so that other commands can read them as a run.
 
     Args:
-        folder: In which the endpoint records.
-        source: What is served, as in `open_policy`.
-        overrides: Settings, as in `open_policy`.
+        folder: Folder in which the endpoint records. If it has a recipe already, nothing is written.
+        source: The policy or model, as in `open_policy`.
+        overrides: Overrides, as in `open_policy`.
 
     Raises:
         PerturnError: If the recipe cannot be written.
@@ -274,10 +275,10 @@ def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
 
 
 def reward_function(where: str) -> Callable[[Any], Any]:
-    """Load a function that gives rewards, `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
+    """Load a reward function, given as `MODULE:FUNCTION` or `FILE.py:FUNCTION`.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such function.
     """
     judge: Callable[[Any], Any] = load_object(where)
     check_type(f"--reward {where!r}", judge, Callable, "a function, such as my_package.rewards:judge")

@@ -1,4 +1,4 @@
-"""The session of a run: its rules, tasks, worlds and engine, each opened once, and its episodes on disk."""
+"""The session of a run: rules, tasks, environments and engine, each opened once, and recording of episodes."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ if TYPE_CHECKING:
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
-"""Plays episodes in worlds that it opens, a number at a time, and reports the turns."""
+"""Function that plays jobs: from `(jobs, environment maker, concurrency, callback)` to an iterator of trajectories."""
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
-    """Return the maker of a recipe's worlds, each in its own process unless the recipe says otherwise.
+    """Return the function that starts a recipe's environments: in this process, in other processes or on a cluster.
 
     Raises:
-        PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
+        PerturnError: If there is no such environment, a setting is wrong, or the environment or the cluster cannot
+            start.
     """
     remedy = "set it in the recipe"
     section = required(recipe.environment, "environment", "this stage plays in it", remedy)
@@ -79,7 +80,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
 
 
 def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once."""
+    """Return how many environments can run at a time, at most one for each of `concurrency` episodes."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
     assert recipe.environment is not None
@@ -87,10 +88,10 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
-    """Return what encodes conversations as tokens, for a model of the recipe.
+    """Return the renderer that encodes conversations as tokens, for a model of the recipe.
 
     Raises:
-        ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
+        ModelError: If the chat template does not support several turns, or lacks tools that the protocol needs.
     """
     renderer = Renderer(load_tokenizer(path, console.print), chat_template(recipe.model))
     if recipe.protocol and FORMATS[make_protocol(recipe.protocol).format].native:
@@ -99,7 +100,7 @@ def make_renderer(recipe: Recipe, path: str) -> Renderer:
 
 
 def backend_settings(recipe: Recipe) -> Backend:
-    """Return the recipe's section `backend`.
+    """Return the settings of the recipe's training backend.
 
     Raises:
         ConfigError: If there is no such backend, or a setting is wrong.
@@ -110,7 +111,7 @@ def backend_settings(recipe: Recipe) -> Backend:
 
 
 class Session:
-    """An open run, and the parts that its stages share, each opened once."""
+    """An open run with the objects that its stages share, each of which is opened once."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
@@ -118,19 +119,17 @@ class Session:
         self._user: Engine | None = None
         self._architecture = ""
         self._training: Training | None = None
-        self._trained: tuple[str, Any] | None = (
-            None  # a policy and its model, which the engine has not got yet
-        )
+        self._trained: tuple[str, Any] | None = None  # a policy and its model, not yet passed to the engine
         self.ahead: Ahead | None = None
-        """Explores later iterations in the background, where it has begun; the engine is then its own."""
+        """Background exploration of later iterations, which then owns the engine; None if it has not begun."""
 
     @cached_property
     def protocol(self) -> EpisodeProtocol:
-        """The rules of its episodes."""
+        """The rules of the run's episodes."""
         return make_protocol(self.recipe.protocol)
 
     def rules(self, policy: str) -> EpisodeProtocol:
-        """Return the rules that a policy plays by, with the suffix for success if it was trained with one."""
+        """Return the rules for a policy's episodes, with the suffix that asks for success if it was trained with it."""
         asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol
@@ -138,7 +137,7 @@ class Session:
 
     @cached_property
     def panels(self) -> Panels:
-        """Its tasks, from `tasks.json` if they were looked up before."""
+        """The run's task lists, from `tasks.json` if they were looked up before."""
         found = read_panels(self.run.paths.tasks)
         if found is None:
             with closing_world(world_maker(self.recipe)()) as env:
@@ -147,32 +146,31 @@ class Session:
         return found
 
     def engine(self, policy: str) -> Engine:
-        """Return the engine that serves a policy; it stays open until training needs the memory.
+        """Return the engine that serves a policy. It stays open until training needs the memory.
 
-        If another policy of the same base model is asked for, the engine is given its weights in place, if it can take
-        them; otherwise it is closed and another one opened.
+        If the open engine serves another policy, it loads the new weights in place if it can. Otherwise it is closed,
+        and a new engine is opened.
         """
         if self._engine is None or (self._engine[0] != policy and not self.updated(policy)):
             self.release()
             self._engine = policy, open_engine(self.run, policy)
-            if isinstance(self._engine[1], Updatable):  # now, since a policy may be let go while it is served
+            if isinstance(self._engine[1], Updatable):  # now: the policy may be deleted later
                 path = policy_path(self.run, policy)
                 self._architecture = locate("perturn.policy.models:architecture")(path)
         return self._engine[1]
 
     def updated(self, policy: str, update: Callable[..., None] | None = None) -> bool:
-        """Give the open engine the weights of another policy; whether that could be done.
+        """Load the weights of another policy into the open engine; return whether that was possible.
 
         Args:
-            policy: Its name.
-            update: Gives the engine weights, as `Updatable.update_weights` does; None: that method.
+            policy: Name of the policy.
+            update: Function that loads the weights, with the arguments of `Updatable.update_weights`. None: this
+                method.
         """
         assert self._engine is not None
         engine = self._engine[1]
         cluster, dtype = self.recipe.cluster, self.recipe.model.dtype
-        far = (
-            cluster is not None and cluster.engines and dtype == "auto"
-        )  # a node may compute in another type
+        far = cluster is not None and cluster.engines and dtype == "auto"  # a node may choose a dtype
         if policy == "base" or far or not isinstance(engine, Updatable):
             return False
         folder, base = handed_over(self.recipe, policy_path(self.run, policy))
@@ -185,35 +183,35 @@ class Session:
         return True
 
     def keep(self, policy: str, model: Any) -> None:
-        """Keep the model of a policy that was just trained, if the open engine takes models from memory."""
+        """Keep a newly trained model in memory, if the open engine can load models from memory."""
         if self._engine is not None and engine_settings(self.recipe).traits.takes_models:
             self._trained = policy, model
 
     def hand_over(self) -> None:
-        """Give the open engine the weights of the model that was kept, and free the model."""
+        """Load the kept model's weights into the open engine, and free the model."""
         if self._trained is None:
             return
         (policy, model), self._trained = self._trained, None
         assert self._engine is not None
         engine = self._engine[1]
         assert isinstance(engine, ModelTakingEngine)
-        release_memory()  # of the optimizer
+        release_memory()  # of the optimizer's state
         self.updated(policy, partial(engine.take_model, model))
 
     @property
     def training(self) -> Training:
-        """The backend that trains its policies; it stays open until the session ends."""
+        """The backend that trains the run's policies. It stays open until the session ends."""
         if self._training is None:
             self._training = backend_settings(self.recipe).open(self.recipe.model.name)
         return self._training
 
     def rest(self) -> None:
-        """Let the engine give the memory of its device back until it is needed again, if it can."""
+        """Let the engine free its GPU memory until it is needed again, if the engine can."""
         if self._engine is not None and isinstance(self._engine[1], SleepingEngine):
             self._engine[1].sleep()
 
     def release(self) -> None:
-        """Close the engines, if there are some."""
+        """Close the open engines."""
         if self._user is not None:
             user, self._user = self._user, None
             user.close()
@@ -243,7 +241,7 @@ class Session:
         strategy: Strategy = PLAIN,
         judged: bool = True,
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks with a policy, by a strategy, and have them judged; see `record`."""
+        """Play the episodes that a file lacks, and rate them with the judge if `judged`; see `record`."""
         protocol = controlled(self.rules(policy), strategy.turns)
         if self.recipe.user is not None:
             protocol = replace(protocol, user=SimulatedUser(self.recipe.user.model, self.recipe.user.prompt))
@@ -266,14 +264,14 @@ class Session:
         return counts
 
     def note_tokens(self, file: Path, policy: str) -> None:
-        """Keep the texts of the tokens in a file of episodes, from the tokenizer of a policy."""
+        """Store the texts of the tokens in a file of episodes, from the tokenizer of a policy."""
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
-        if ids:  # a server's answers have none, and its model may have no tokenizer here
+        if ids:  # answers of a server have no token ids, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
 
     def serve(self, policy: str, strategy: Strategy) -> Engine:
-        """Return the engine for a policy's actions, and for the user's turns."""
+        """Return an engine that generates a policy's actions, and also the turns of the recipe's simulated user."""
         engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
         served, user = strategy.serve(engine), self.recipe.user
         if user is None:
@@ -283,11 +281,11 @@ class Session:
         return with_user(served, self._user, user.sampling)
 
     def judge(self, file: Path, what: str) -> dict[str, int]:
-        """Write the rewards of the recipe's judge into a file of episodes, if there is a judge; counts of judgments."""
+        """Write the judge's rewards into a file of episodes, and return the counts; empty without a judge."""
         if self.recipe.judge is None:
             return {}
         if checked_settings(self.recipe.judge.engine, ENGINE).traits.serves_checkpoints:
-            self.release()  # two models may not fit
+            self.release()  # two models may not fit in memory
         found = judge_file(self.recipe, self.run.paths.judge, file, what)
         return found | outcomes(read_trajectories(file))
 
@@ -304,28 +302,29 @@ class Session:
         behind: bool = False,
         make: WorldMaker | None = None,
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks, and store each as it ends.
+        """Play the episodes that a file lacks, and store each episode when it ends.
 
-        Where an earlier call stopped since too many had failed, those are played again. Where episodes are played in
-        blocks, an incomplete block is played again from its beginning.
+        If an earlier call stopped because too many episodes FAILED, these episodes are played again. Incomplete blocks
+        are played again as a whole.
 
         Args:
-            file: Where the trajectories are kept.
-            jobs: All episodes the file should hold in the end.
-            played: Plays the missing episodes, in worlds that a function opens, a number at a time.
-            concurrency: Episodes running at the same time, if there is room for their worlds.
+            file: File of the trajectories.
+            jobs: All episodes that the file should hold.
+            played: Function that plays the missing episodes.
+            concurrency: Number of episodes to play at the same time, if that many environments can run.
             what: Name of the episodes, for the progress bar.
-            again: Play failed episodes again even if they are few.
-            blocks: Episodes in a block, where it is blocks that are played.
-            protocol: Rules of the episodes, if they differ from the run's rules.
-            behind: Whether another stage runs at the same time, and shows its own progress.
-            make: Opens worlds; None: as the recipe says, after one world that checks the settings.
+            again: Whether to play FAILED episodes again, even if they are few.
+            blocks: Number of episodes in a block. None: episodes are not played in blocks.
+            protocol: Rules of the episodes. None: the run's rules.
+            behind: Whether the episodes are played in the background of another stage, which shows its own progress.
+            make: Function that starts an environment. None: the recipe's environment maker, which first checks the
+                settings.
 
         Returns: Counts of the episodes in the file.
 
         Raises:
-            EnvironmentFailure: If more episodes fail than may.
-            RunError: If the world is not the one whose tasks the run has.
+            EnvironmentFailure: If more episodes are FAILED than `worlds.max_failed` allows.
+            RunError: If the environment or its version differs from the environment of the run's tasks.
         """
         with TrajectoryStore(file) as store:
             failures = Failures(self.recipe.worlds.max_failed, len(jobs), concurrency)
@@ -334,7 +333,7 @@ class Session:
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
             done = len(jobs) - len(missing)
             if not behind:
-                self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
+                self.run.expect(file, len(held) + len(missing), len(held))  # also of earlier calls
             if missing:
                 make = world_maker(self.recipe) if make is None else make
                 at_once = capacity(self.recipe, make, concurrency)
@@ -356,7 +355,7 @@ class Session:
 def _drop_unwanted(
     store: TrajectoryStore, failures: Failures, again: bool, blocks: Sequence[Sequence[Job]]
 ) -> None:
-    """Drop stored episodes that will be played again: failed ones, if too many have failed, and broken blocks."""
+    """Drop stored episodes to be played again: FAILED ones if there are too many, and incomplete blocks."""
     failures.add(store.read())
     if again or failures.too_many:
         if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):

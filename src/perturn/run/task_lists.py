@@ -1,4 +1,4 @@
-"""Panels: the tasks that a run teaches, explores and is scored on, looked up once and kept in `tasks.json`."""
+"""The task lists of a run, for training, exploration and evaluation: looked up once and stored in `tasks.json`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Noted(TypedDict):
 
 @dataclass(frozen=True)
 class Panels:
-    """The tasks of a run, by the section that names them: base, sft, explore and evaluate."""
+    """The task lists of a run."""
 
     environment: str
     """Name and version of the environment."""
@@ -53,12 +53,12 @@ class Panels:
 
     @property
     def expert(self) -> list[Task]:
-        """Tasks of SFT or exploration, each once."""
+        """Tasks of SFT and exploration, each task once."""
         both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
         return list({task.id: task for task in both}.values())
 
     def refuse_other_world(self, environment: str) -> None:
-        """Reject a world, or a version of it or of its data, that differs from the world of the task list."""
+        """Reject an environment if its name, version or data differ from the environment of the task lists."""
         if environment != self.environment:
             raise RunError(
                 f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
@@ -67,16 +67,16 @@ class Panels:
             )
 
     def write(self, file: Path) -> None:
-        """Keep the task lists."""
+        """Store the task lists in a file."""
         panels = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
         write_whole(file, json.dumps({"environment": self.environment, "panels": panels}) + "\n")
 
 
 def read_panels(file: Path) -> Panels | None:
-    """Return the task lists that `Panels.write` kept; None if there is no such file.
+    """Return the task lists that `Panels.write` stored; None if the file does not exist.
 
     Raises:
-        RunError: If it holds something else.
+        RunError: If the file does not hold task lists.
     """
     noted = read_note(file, _Noted)
     if noted is None:
@@ -86,7 +86,7 @@ def read_panels(file: Path) -> Panels | None:
 
 
 def look_up(recipe: Recipe, env: Environment) -> Panels:
-    """Return the tasks of every section of a recipe."""
+    """Return the task lists of all sections of a recipe."""
     named = {
         "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
         "sft": sft_tasks(recipe) if recipe.sft else None,
@@ -106,14 +106,13 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
 
 
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
-    """Return the tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
+    """Return the tasks of a task list: `n` in total or `per_kind` of each kind, after `skip`, in a fixed random order.
 
-    The choice depends on the split and the kinds alone, not on the run's seed, so all runs meet the same task
-    list.
+    The order depends on the split and the kinds alone, not on the run's seed, so all runs get the same tasks.
 
     Raises:
-        ConfigError: If the task list is empty, a kind has too few tasks, or the split has none of a named kind.
-        EnvironmentFailure: If a task cannot be stored, or two have one id.
+        ConfigError: If the task list is empty, a kind has too few tasks, or the split has no task of a named kind.
+        EnvironmentFailure: If a task cannot be stored, or two tasks have the same id.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
     ids: set[str] = set()
@@ -138,7 +137,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
 
 def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
-    """Return the tasks of one kind of a list, or of all kinds together if the list asks for `n`."""
+    """Return the chosen tasks of one kind, or of all kinds together if the task list sets `n`."""
     random.Random(f"{panel.split}/{kind}").shuffle(tasks)
     key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
     if wanted is None:
@@ -166,8 +165,8 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
         if is_unawaited(tasks):
             raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
         return list(tasks)
-    except BaseException as error:  # environments are code of others
-        crossed = isinstance(error, EnvironmentFailure)  # from another process, and names its type already
+    except BaseException as error:  # environments are code of other packages
+        crossed = isinstance(error, EnvironmentFailure)  # from another process: it names its type already
         if isinstance(error, PerturnError | KeyboardInterrupt) and not crossed:
             raise
         said = str(error) if crossed else f"{type(error).__name__}: {told(error)}"
@@ -175,16 +174,16 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
 
 
 def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
-    """Return the tasks that an iteration explores.
+    """Return the tasks of an iteration's exploration.
 
-    Each iteration takes the next tasks of a shuffled list. When too few are left, the list is shuffled again,
-    so no task is dealt twice before that.
+    Each iteration takes the next tasks of a shuffled list. When too few tasks are left, the list is shuffled again; no
+    task is repeated before that.
 
     Args:
         tasks: The task list.
-        seed: Of the run.
-        iteration: From 1.
-        number: Tasks of an iteration, at most the whole list; None: all, in the list's order.
+        seed: Seed of the run.
+        iteration: Number of the iteration, from 1.
+        number: Number of tasks in an iteration, at most the length of the list. None: all tasks, in the list's order.
     """
     if number is None:
         return list(tasks)
@@ -194,5 +193,5 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
 
 
 def panel_digest(tasks: Sequence[Task]) -> str:
-    """Return the SHA-256 of the task ids of a list. Equal digests mean equal lists."""
+    """Return the SHA-256 of the ids of tasks. Task lists with equal digests have the same tasks."""
     return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Check that no byte of a run folder has changed since it was written, and report what to do if one has."""
+"""Check that no sealed file of a run folder has changed, and name the remedies for changed files (`perturn verify`)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ class Verified:
 
     run: str
     sealed: int
-    """Number of files that were checked."""
+    """Number of checked files."""
     damaged: list[Damage]
     unsealed: list[str]
-    """Files that are not checked: of stages that are not done, reports, and files of other programs."""
+    """Files that are not checked: files of unfinished stages, reports, and files of other programs."""
     remedies: list[str]
-    """Remedies for the damage, a sentence each."""
+    """Remedies for the damage, one sentence each."""
     changed_inputs: list[str]
-    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are undamaged
-    nevertheless."""
+    """Changes of inputs from outside the run folder, one sentence each. They do not count as damage."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON data."""
@@ -42,12 +41,12 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every finished file of a run folder, and its inputs that are on this machine.
+    """Hash every sealed file of a run folder, and all inputs that exist on this machine.
 
-    Nothing is written, and the run may be at work.
+    Nothing is written, and the run may be working at the same time.
 
     Raises:
-        RunError: If it is not a run folder, or no file in it is finished.
+        RunError: If the folder is not a run folder, or has no sealed file.
     """
     own = begun(folder).manifest
     manifest = read_manifest(folder)
@@ -87,7 +86,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
 
 
 def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
-    """Return the first missing file that a stage, or a stage after it, would begin with or read."""
+    """Return the first missing file that a stage, or a stage that depends on it, would read."""
     again, made = {name}, set[Path]()
     for stage in stages(recipe):
         if stage.name != name and not again.intersection(stage.needs):
@@ -101,7 +100,7 @@ def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
 
 
 def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
-    """Return policies, optimizers and learned quantities that a stage reads, and that a run may delete."""
+    """Return the policies, optimizers and learned quantities that a stage reads and that a run may have deleted."""
     trains = stage.command == "train"
     policies = [stage.start, stage.reference] if trains else [stage.policy]
     found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
@@ -117,7 +116,7 @@ def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
 
 
 def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
-    """Return policies, optimizers and learned quantities that a stage makes."""
+    """Return the policies, optimizers and learned quantities that a stage makes."""
     if stage.command == "credit":
         return {paths.carried(name, stage.mark) for name in _carried(recipe)}
     if stage.command != "train":
@@ -128,7 +127,7 @@ def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
 
 
 def _carried(recipe: Recipe) -> list[str]:
-    """Return quantities of the credit that keep learning from iteration to iteration, by name."""
+    """Return the names of the credit's quantities that are learned across iterations."""
     assert recipe.align is not None
     _, credit = locate("perturn.training.credit_choice:named_credit")(recipe.align.loss, recipe.credit)
     found: list[str] = locate("perturn.quantities:carried_by")(credit.needs)
@@ -136,7 +135,7 @@ def _carried(recipe: Recipe) -> list[str]:
 
 
 def print_verified(found: Verified, console: Console) -> None:
-    """Print what was found."""
+    """Print the result of a verification."""
     for one in found.damaged:
         console.print(f"damaged: {one.file} {one.problem}", style="red", markup=False, soft_wrap=True)
     for remedy in found.remedies:

@@ -1,7 +1,7 @@
-"""Formats in which models write tool calls, one entry each, and a search for any of them in a text.
+"""The table of formats in which models write tool calls.
 
-A format is recognised by the text that a call begins with, so that it need not be set. Formats with the same opening
-tag differ in the text after it.
+A format is recognised by the text at the start of a call, so users need not set it. Formats with the same opening tag
+differ in the text after the tag.
 """
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
@@ -21,6 +21,7 @@ CALL_FORMATS: Table[CallFormat] = Table(
         "pythonic": "perturn.episodes.calls.pythonic:PYTHONIC",
     },
 )
-"""Formats of calls by name. Where the openings of two match at one place, the first one reads the call."""
+"""Formats of calls by name. If the openings of two formats match at the same position, the first format reads the
+call."""
 
 __all__ = ["CALL_FORMATS", "CallFormat", "Found", "ToolCall", "Tools"]

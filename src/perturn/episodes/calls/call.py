@@ -1,4 +1,4 @@
-"""A tool call, and a format of calls: how a family of models writes calls, and how they are read."""
+"""Tool calls, and formats in which families of models write them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Tools = Sequence[Mapping[str, Any]]
-"""Schemas of the tools that are offered, in the form of chat templates."""
+"""Schemas of the offered tools, in the form of chat templates."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Found:
-    """Calls or words that a format read at one place of a text."""
+    """Calls or words that a format read at one position of a text."""
 
     end: int
-    """Position after the call."""
+    """Position after the calls or words."""
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
     """Words for the user, or a thought between `<think>` and `</think>`."""
@@ -36,15 +36,16 @@ class CallFormat:
     models: str
     """Models that write calls in this format."""
     opens: str
-    """Regular expression, without groups, of the beginning of a call."""
+    """Regular expression for the beginning of a call, without groups."""
     read: Callable[[str, int, Tools], Found | None]
-    """(text, where `opens` matched, offered tools) -> what stands there; None where it is malformed."""
+    """Function from `(text, position where opens matched, offered tools)` to the calls or words there; None if
+    malformed."""
     write: Callable[[Sequence[ToolCall]], str]
-    """Calls as these models write them."""
+    """Function from calls to text in this format."""
     marks: tuple[str, ...] = ()
-    """Texts that open and close a call. An answer that has one of them where no call can be read is malformed."""
+    """Texts that open and close a call. An answer with such a text is malformed if no call can be read there."""
     tokens: tuple[str, ...] = ()
-    """Other parts of a call that may be special tokens. They are kept as the marks are when tokens are decoded."""
+    """Other parts of a call that may be special tokens. Decoding keeps them in the text, like the marks."""
     bare: Callable[[str, int], Found | None] | None = None
-    """(text, where JSON begins) -> the calls that all of the text from there on is, if these models write calls
-    without marks; None where it is a malformed call."""
+    """For models that write calls without marks: function from `(text, position where JSON begins)` to the calls, if
+    the rest of the text is calls; None if a call is malformed."""

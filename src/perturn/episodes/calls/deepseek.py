@@ -1,11 +1,11 @@
-"""DeepSeek: calls between marks; the arguments are JSON, in R1 and V3 within a block of code.
+"""DeepSeek: calls between special tokens. The arguments are JSON, in R1 and V3 inside a code block.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-R1 and V3 write `function<｜tool▁sep｜>NAME`, and then the block.
+R1 and V3 write `function<｜tool▁sep｜>NAME` before the code block.
 
 Source: chat templates of DeepSeek-R1, V3 and V3.1; vLLM's `DeepSeekV3ToolParser` and `DeepSeekV31ToolParser`.
-Differs from vLLM: text between the marks that is not a call is malformed here; vLLM leaves it out.
+Differs from vLLM: text between the special tokens that is not a call is malformed here; vLLM ignores it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Split the text of an answer into its words and its tool calls, for any known format of calls."""
+"""Split the text of an answer into words and tool calls, for any known format of calls."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from perturn.errors import DataError
 from perturn.io.call_arguments import skip_space
 
 _THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
-"""Marks that open a thought, and the mark that closes it."""
+"""Marks that open a thought, each with the mark that closes it."""
 _CLOSED = "</think>"
-"""The mark that closes a thought which the prompt may have opened."""
+"""Mark that closes a thought. The prompt may have opened this thought."""
 _BARE = re.compile(
     r'^[ \t]*(?:\{|\[\s*\{)\s*"(?:name|id|type|function|arguments|parameters|args)"', re.MULTILINE
 )
-"""A line that may begin calls without marks."""
+"""Beginning of a line where calls without marks may begin."""
 _BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
-"""The beginning of a text, or the end of a thought, where calls without marks may begin."""
+"""Position at the start of a text, or after a thought, where calls without marks may begin."""
 _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_call>)")
-"""The tag as a word of a sentence, or doubled. It takes nothing from a turn that has a call."""
+"""The tag as a word in a sentence, or twice in a row. A turn with a call elsewhere stays valid."""
 
 
 @dataclass(frozen=True)
 class _Events:
-    """Search for the beginnings of thoughts and calls, and for marks without a call."""
+    """Regular expression that finds the beginnings of thoughts and calls, and marks without a call."""
 
     pattern: re.Pattern[str]
     formats: Mapping[str, CallFormat]
-    """Format by the name of its group in the pattern."""
+    """Formats by the names of their groups in the pattern."""
     bare: tuple[CallFormat, ...]
-    """Formats that have no marks."""
+    """Formats whose calls may have no marks."""
 
 
 @cache
@@ -51,34 +51,34 @@ def _events() -> _Events:
 
 @cache
 def kept_tokens() -> frozenset[str]:
-    """Return texts of tokens that are parts of calls or close thoughts; decoding keeps them, even if special."""
+    """Return the tokens that are parts of calls or mark thoughts. Decoding keeps them, even if they are special."""
     calls = (text for each in CALL_FORMATS.values() for text in (*each.marks, *each.tokens))
     return frozenset([*calls, *_THOUGHTS, *_THOUGHTS.values(), "<|channel>"])
 
 
 @dataclass
 class Reading:
-    """The words of a text, and the calls in it."""
+    """State and result of splitting a text into words and calls."""
 
     text: str
     tools: Tools
     calls: list[ToolCall] = field(default_factory=list)
     malformed: bool = False
-    """Whether there is a call that cannot be executed as it is written."""
+    """Whether the text has a call that cannot be executed as it is written."""
     _at: int = 0
-    _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
-    _may_close: bool = True  # whether a thought may have been opened by the prompt
+    _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after calls
+    _may_close: bool = True  # whether the prompt may have opened a thought
     _tried: bool = False  # whether calls without marks have been tried
-    _mentioned: bool = False  # whether a mark stands in a sentence
+    _mentioned: bool = False  # whether a mark is a word of a sentence
     _never_closed: set[str] = field(default_factory=set)  # thoughts that no later mark closes
 
     @property
     def said(self) -> str:
-        """Words that are not calls, with thoughts between `<think>` and `</think>`."""
+        """Text without the calls, with thoughts between `<think>` and `</think>`."""
         return "\n".join(filter(None, ("".join(words).strip() for words in self._said)))
 
     def run(self) -> Reading:
-        """Read all of the text, in a time that grows with its length."""
+        """Read the whole text, in time proportional to its length."""
         events = _events()
         while True:
             event = events.pattern.search(self.text, self._at)
@@ -97,12 +97,12 @@ class Reading:
                 return self._give_up()
 
     def _say(self, end: int) -> None:
-        """Take the text up to `end` as words."""
+        """Add the text up to `end` to the words."""
         self._said[-1].append(self.text[self._at : end])
         self._at = end
 
     def _call(self, form: CallFormat) -> bool:
-        """Read a call in one of the formats here; return whether there was one."""
+        """Read calls in the given format at the current position; return whether there were any."""
         found = form.read(self.text, self._at, self.tools)
         if found is None or found.end <= self._at:
             return False
@@ -114,7 +114,7 @@ class Reading:
         return True
 
     def _mention(self) -> bool:
-        """Take a mark as a word, if it is one; whether it is."""
+        """Add a mark to the words if it is a word of a sentence; return whether it is."""
         word = _MENTION.match(self.text, self._at)
         if word is None:
             return False
@@ -123,7 +123,7 @@ class Reading:
         return True
 
     def _bare(self, events: _Events, limit: int) -> bool:
-        """Take calls without marks, if the text up to its end is such calls; whether all is read."""
+        """Read calls without marks if the rest of the text is such calls; return whether the whole text was read."""
         if self._tried or self.calls or not events.bare:
             return False
         begin = _BARE_AT_ONCE.match(self.text, self._at) or _BARE.search(self.text, self._at, limit)
@@ -143,7 +143,7 @@ class Reading:
         return False
 
     def _think(self, event: re.Match[str]) -> None:
-        """Take a thought. Calls in a thought are not executed."""
+        """Read a thought. Calls in a thought are not executed."""
         if event[0] == _CLOSED:
             if not (self._may_close and self._was_thought(event.start())):
                 self._say(event.end())
@@ -152,7 +152,7 @@ class Reading:
         if end < 0:
             self._never_closed.add(event[0])
             self._say(event.end())
-            if event.start() == skip_space(self.text, 0):  # otherwise a word about thoughts
+            if event.start() == skip_space(self.text, 0):  # otherwise the mark is a word of a sentence
                 self._open_thought()
             return
         self._may_close = False
@@ -165,13 +165,13 @@ class Reading:
             self._at = after
 
     def _open_thought(self) -> None:
-        """Take all of the text as a thought that never ends. If it opens a call, it is malformed."""
+        """Read the rest of the text as a thought that never ends. If a call begins in it, the text is malformed."""
         self.malformed = _events().pattern.search(self.text, self._at) is not None
         self._say(len(self.text))
         self._tried = True
 
     def _was_thought(self, start: int) -> bool:
-        """Take all so far as a thought that the prompt opened, if it is closed from `start` on; whether it is."""
+        """If a mark from `start` on closes a thought, read all text before it as a thought; return whether it does."""
         end = self.text.find(_CLOSED, start) if self._may_close else -1
         self._may_close = False
         if end < 0:
@@ -182,7 +182,7 @@ class Reading:
         return True
 
     def _give_up(self) -> Reading:
-        """Leave a malformed text unchanged, except thoughts before its first call."""
+        """Mark the text as malformed, and return it unchanged except for thoughts before the first call."""
         self.malformed = True
         self._said = [[self.text] if self.calls else [*self._said[0], self.text[self._at :]]]
         self.calls.clear()
@@ -190,20 +190,20 @@ class Reading:
 
 
 def read_answer(text: str, tools: Tools = ()) -> Reading:
-    """Read the text of an answer.
+    """Split the text of an answer into words and calls.
 
     Args:
-        text: What the model wrote, with the marks of calls.
-        tools: Schemas of the tools that are offered. They type arguments that a format writes as text.
+        text: Text that the model wrote, with the marks of calls.
+        tools: Schemas of the offered tools. They give the types of arguments that a format writes as text.
     """
     return Reading(text, tools).run()
 
 
 def write_calls(calls: Sequence[ToolCall], form: str) -> str:
-    """Return calls as text, in a format of `CALL_FORMATS`.
+    """Return calls as text in a format of `CALL_FORMATS`.
 
     Raises:
-        DataError: If the format cannot write them, such as a value with the tag that would end it.
+        DataError: If the format cannot write a call, for example a value that holds the closing tag.
     """
     text = CALL_FORMATS[form].write(calls) if calls else ""
     read = read_answer(text, [_schema_of(call) for call in calls])

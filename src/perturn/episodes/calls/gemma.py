@@ -35,10 +35,10 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
 
 
 def _value(text: str, at: int, levels: int) -> tuple[Any, int]:
-    """Return the value that begins here, and where it ends.
+    """Return the value that begins at `at`, and the position after it.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no value begins there.
     """
     at = skip_space(text, at)
     if text.startswith(_QUOTE, at):
@@ -55,7 +55,7 @@ def _value(text: str, at: int, levels: int) -> tuple[Any, int]:
 
 
 def _items(text: str, at: int, levels: int) -> tuple[Any, int]:
-    """Return the object or list that begins here, and where it ends."""
+    """Return the object or list that begins at `at`, and the position after it."""
     if levels < 0:
         raise ValueError("nested too deep")
     keyed, close = text[at] == "{", "}" if text[at] == "{" else "]"
@@ -76,7 +76,7 @@ def _items(text: str, at: int, levels: int) -> tuple[Any, int]:
 
 
 def _key(text: str, at: int, levels: int) -> tuple[str, int]:
-    """Return the key that begins here, with quotes or without, and where its value begins."""
+    """Return the key that begins at `at`, with or without quotes, and the position of its value."""
     at = skip_space(text, at)
     if bare := _KEY.match(text, at):
         return bare[1].strip(), bare.end()

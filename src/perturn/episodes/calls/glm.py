@@ -1,9 +1,9 @@
-"""GLM's keys and values: `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value></tool_call>`.
+"""GLM: tags for keys and values, `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value></tool_call>`.
 
-Values are text. `typed` says how they are read.
+Values are text, which `typed` converts by the tool's schema.
 
 Source: chat templates of GLM-4.5 (a line for each tag) and GLM-4.7 (no line breaks); vLLM's `Glm4MoeModelToolParser`.
-Differs from vLLM: anything but pairs of key and value, and a key given twice, are malformed here; vLLM leaves them out.
+Differs from vLLM: text besides keys and values, and a key given twice, are malformed here; vLLM ignores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VALUE_END = re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return one call. Without its closing tag, more arguments may have been meant."""
+    """Return one call; None without a closing tag, since arguments may be missing."""
     begin = _BEGIN.match(text, at)
     if begin is None:
         return None

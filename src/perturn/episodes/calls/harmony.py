@@ -2,7 +2,7 @@
 
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
-An answer may be several messages: thoughts in the channel `analysis`, calls, and words for the user.
+An answer may have several messages: thoughts in the channel `analysis`, calls, and words for the user.
 
 Source: OpenAI's description of harmony; chat template of gpt-oss, which writes `to=functions.NAME` before the channel.
 """
@@ -24,7 +24,7 @@ _END = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return one message: a call, a thought or words. One of another role, or with two recipients, is malformed."""
+    """Return one message: a call, a thought or words; None if it has another role or two recipients."""
     begin = text.find(_MESSAGE, at)
     if begin < 0:
         return None

@@ -19,7 +19,7 @@ _FENCE = re.compile(r"\s*```(?:json)?")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return one call, or several one after the other, or a list of them, also in a block of code."""
+    """Return the calls in a tag: one call, several in a row, or a list of calls, also in a code block."""
     fence = _FENCE.match(text, at + len(_OPEN))
     at = fence.end() if fence else at + len(_OPEN)
     calls: list[ToolCall] = []

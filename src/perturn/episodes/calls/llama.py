@@ -1,11 +1,11 @@
-"""Llama 3: nothing but JSON, `{"name": ..., "parameters": {...}}`, often after `<|python_tag|>`.
+"""Llama 3: JSON alone, `{"name": ..., "parameters": {...}}`, often after `<|python_tag|>`.
 
-Several calls are divided by `;`. Without the tag, a text that has the form of calls up to its end is these calls, and
-any other JSON is a message to the user.
+`;` separates several calls. Without the tag, a text is read as calls if all of it has the form of calls. Any other JSON
+is a message to the user.
 
 Source: chat templates of Llama 3.1 and 3.2; vLLM's `Llama3JsonToolParser`.
-Differs from vLLM: a word after a call without a tag makes it a message; an object is a call only if it has the keys of
-    a call.
+Differs from vLLM: a call without a tag is a message if words follow it; an object is a call only if it has the keys of
+a call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BEGUN = re.compile(r'\[?\s*\{\s*(?:"type"\s*:\s*"function"|"name"\s*:)')
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return calls after the tag; words after them are words."""
+    """Return the calls after the tag. The text after them is not part of the calls."""
     at += len(_TAG)
     calls: list[ToolCall] = []
     while True:
@@ -38,7 +38,7 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
 
 
 def _bare(text: str, at: int) -> Found | None:
-    """Return calls up to the end of the text; nothing found if it is a message; None if it is a call that was cut."""
+    """Return the calls that fill the rest of the text; no calls for a message; None for a call that was cut off."""
     start, calls = at, list[ToolCall]()
     while at < len(text):
         found = read_json(text, at)
@@ -55,13 +55,13 @@ def _bare(text: str, at: int) -> Found | None:
 
 
 def _after(text: str, at: int) -> int:
-    """Return where the next call would begin."""
+    """Return the position where the next call may begin."""
     between = _BETWEEN.match(text, at)
     return at if between is None else between.end()
 
 
 def _looks_like_calls(value: object) -> bool:
-    """Return whether untagged JSON has the form of calls: a name, and an object under exactly one key for arguments."""
+    """Return whether JSON without a tag has the form of calls: a name, and an object under one arguments key."""
     calls = value if isinstance(value, list) else [value]
     return bool(calls) and all(map(_looks_like_a_call, calls))
 

@@ -2,7 +2,7 @@
 
 Source: tokenizers v3 to v13 of mistral-common, where v11 also writes `[CALL_ID]` and the id of the call; vLLM's
 `MistralToolParser`.
-Differs from vLLM: arguments that are no JSON object are malformed.
+Differs from vLLM: arguments that are not a JSON object are malformed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[^\s\[{]+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 
 _MORE = re.compile(r"\s*(?:\{|\[(?!TOOL_CALLS\])|[^\s\[\]{}]+\s*\[(?:CALL_ID|ARGS)\])")
-"""Another call without its mark."""
+"""Beginning of another call that lacks its mark."""
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return a list of calls, or one call with its name before its arguments."""
+    """Return the calls of a JSON list, or one call whose name stands before its arguments."""
     at = skip_space(text, at + len(_OPEN))
     named = _NAMED.match(text, at)
     found = read_json(text, named.end() if named else at)

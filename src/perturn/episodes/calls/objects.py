@@ -1,4 +1,4 @@
-"""Read calls from JSON in the text of a policy, exactly as they are written or not at all."""
+"""Read calls from JSON. A call is read exactly as it is written, or not at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AROUND_A_CALL = {"function", "id", "type", "index"}
 
 
 def closed(text: str, at: int, mark: str, *others: str) -> int | None:
-    """Return where a call ends that has been read up to here: after its closing mark, or with the text.
+    """Return the position after a call, which ends with a closing mark or with the text.
 
     Args:
         text: The text.
-        at: Where the call has been read up to.
-        mark: What closes it.
-        others: Marks before which it is closed too.
+        at: Position up to which the call was read.
+        mark: Mark that closes the call.
+        others: Marks that may follow the call if it has no closing mark.
 
-    Returns: The position; None if something else is written there.
+    Returns: The position; None if other text follows the call.
     """
     at = skip_space(text, at)
     if text.startswith(mark, at):
@@ -37,7 +37,7 @@ def dump(value: Any) -> str:
 
 
 def make_call(name: object, given: object) -> ToolCall | None:
-    """Return a call with a name and arguments, all plain data; None for anything else."""
+    """Return a call; None if the name is not a text or the arguments are not plain data."""
     arguments = read_arguments(given)
     if arguments is None or not (isinstance(name, str) and name) or fault(name, "name"):
         return None
@@ -45,10 +45,11 @@ def make_call(name: object, given: object) -> ToolCall | None:
 
 
 def call_of(found: object) -> ToolCall | None:
-    """Return a call from its JSON object; None if its tool or its arguments are not clear.
+    """Return a call from its JSON object; None if its name or its arguments are ambiguous.
 
-    Arguments may stand under any key of `ARGUMENTS`, or under several if they are equal. None are an empty object. A
-    key that means nothing to us makes the call unclear: to leave it out could call the tool with other arguments.
+    Arguments may stand under any key of `ARGUMENTS`, or under several keys if they are equal. A call without arguments
+    has an empty object. An unknown key makes the call ambiguous: if it were ignored, the tool might get the wrong
+    arguments.
     """
     if not isinstance(found, Mapping) or found.get("type", "function") != "function":
         return None
@@ -62,11 +63,11 @@ def call_of(found: object) -> ToolCall | None:
 
 
 def calls_of(found: object) -> tuple[ToolCall, ...] | None:
-    """Return calls of a JSON object, or of a list of them; None if one is unclear or there is none."""
+    """Return the calls of a JSON object or a list of objects; None if a call is ambiguous or there is no call."""
     return together(map(call_of, found if isinstance(found, list) else [found]))
 
 
 def together(made: Iterable[ToolCall | None]) -> tuple[ToolCall, ...] | None:
-    """Return calls of one action; None if one is malformed or there is none."""
+    """Return the calls of one action; None if a call is malformed or there is no call."""
     calls = tuple(made)
     return tuple(call for call in calls if call is not None) if calls and None not in calls else None

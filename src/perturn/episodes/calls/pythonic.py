@@ -1,11 +1,11 @@
-"""LFM2: a list of calls as Python writes them, `<|tool_call_start|>[NAME(key="text", count=2)]<|tool_call_end|>`.
+"""LFM2: a list of calls in Python syntax, `<|tool_call_start|>[NAME(key="text", count=2)]<|tool_call_end|>`.
 
-Values are literals. `true`, `false` and `null` are read too, since chat templates write objects as JSON. A
-list of JSON calls between the marks, which LFM2 writes if it is asked to, is read as such.
+Values are Python literals. `true`, `false` and `null` are read too, since chat templates write objects as JSON. LFM2
+writes a list of JSON calls between the marks if the prompt asks for it; this list is read too.
 
 Source: chat templates of LFM2 and LFM2.5; vLLM's `PythonicToolParser`.
-Differs from vLLM: a set, bytes, arguments without names, a key that is given twice, and an escape that Python does not
-know are malformed. So are names that are none in Python, such as `look-up`.
+Differs from vLLM: a set, bytes, arguments without names, a key given twice, and an unknown escape are malformed. So are
+names that are not valid in Python, such as `look-up`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON = re.compile(r"\s*\[?\s*\{")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = frozenset("\\'\"\nabfnrtvxNuU0")
-"""Characters that may follow a backslash in a text. Python only warns of others."""
+"""Characters that may follow a backslash in a text. For other characters, Python only warns."""
 _WORDS = {"true": True, "false": False, "null": None}
 _MOST = 16
-"""Closing marks that are tried: a text of an argument may hold some."""
+"""Largest number of closing marks to try, since the text of an argument may hold closing marks."""
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
@@ -43,7 +43,7 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
 
 
 def _ends(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """Yield where the calls may end, and where the text would go on."""
+    """Yield positions where the calls may end, each with the position where the text then continues."""
     for _ in range(_MOST):
         at = text.find(_CLOSE, at)
         if at < 0:
@@ -95,7 +95,7 @@ def _value(node: ast.expr | None) -> Any:
     """Return the value of a literal.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the node is not a literal.
     """
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
         return node.value

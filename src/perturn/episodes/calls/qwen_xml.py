@@ -1,9 +1,9 @@
 """Qwen's XML: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
 
-Values are text. `typed` says how they are read.
+Values are text, which `typed` converts by the tool's schema.
 
 Source: chat templates of Qwen3-Coder, Qwen3.5 and Nemotron 3; vLLM's `Qwen3CoderToolParser`.
-Differs from vLLM: a parameter without its closing tag, a word between tags and a key that is given twice are malformed.
+Differs from vLLM: a parameter without closing tag, a word between tags and a key given twice are malformed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Return one or several functions within a tag; Qwen3-Coder may leave out the tag around them."""
+    """Return the calls of one or several functions in a tag. Qwen3-Coder may leave the outer tag out."""
     tagged = text.startswith(_OPEN, at)
     at += len(_OPEN) * tagged
     calls: list[ToolCall | None] = []
@@ -65,7 +65,7 @@ def _function(call: ToolCall) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as Qwen's templates write it: objects and lists as JSON, anything else as Python's `str`."""
+    """Return a value as Qwen's templates write it: objects and lists as JSON, other values as Python's `str`."""
     return dump(value) if isinstance(value, dict | list) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Arguments that are written as text between tags -> values, by the types that the tool's schema declares."""
+"""Convert arguments that are written as text between tags to values, by the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from perturn.io.call_arguments import read_json, skip_space
 
 _TEXTS = ("string", "str", "text", "varchar", "char", "enum")
 _PYTHON = {"True": True, "False": False, "None": None}
-"""Values as Qwen's chat templates write them; JSON writes them otherwise."""
+"""Values that Qwen's chat templates write in Python's form instead of JSON's."""
 
 
 def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
     """Return the value of an argument that is written as text.
 
-    If the schema allows a text, the value is the unchanged text. Otherwise it is the value of the text as JSON, or
-    `True`, `False` and `None` of Python. Any other text stays a text, which the tool may reject.
+    If the schema allows a text, the value is the unchanged text. Otherwise the text is read as JSON, or as Python's
+    `True`, `False` or `None`. A text that is neither stays a text, which the tool may reject.
 
     Source: vLLM's `Qwen3CoderToolParser`.
-    Differs: to vLLM, a boolean is false for any text but `true`, and a parameter that is not declared is a text.
+    Differs: vLLM reads a boolean as false for any text but `true`, and an undeclared parameter as text.
 
     Args:
         text: The text between the tags.
         tool: Name of the called tool.
         parameter: Name of the argument.
-        tools: Schemas of the tools that are offered.
+        tools: Schemas of the offered tools.
     """
     types = _types(_schema(tool, parameter, tools))
     empty = text.strip() in ("null", "None") and "null" in types
@@ -39,7 +39,7 @@ def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
 
 
 def _schema(tool: str, parameter: str, tools: Tools) -> Mapping[str, Any]:
-    """Return the schema of a parameter; empty if it is not declared."""
+    """Return the schema of a parameter; empty if no schema declares it."""
     for each in tools:
         function = _mapping(each.get("function", each))
         if function.get("name") == tool:
@@ -53,7 +53,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Return types that a schema allows: its `type`, the types of its alternatives, or the type of its choices."""
+    """Return the types that a schema allows: its `type`, the types of its alternatives, or the type of its choices."""
     declared = schema.get("type")
     if declared is not None:
         return {str(each).lower() for each in (declared if isinstance(declared, list) else [declared])}

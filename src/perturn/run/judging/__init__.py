@@ -1,1 +1,1 @@
-"""Rewards of a judge: its engine, its ratings of episodes, and its agreement with labels."""
+"""The judge of a recipe: its engine, its rewards for episodes, and its agreement with labels."""

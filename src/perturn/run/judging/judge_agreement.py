@@ -1,4 +1,4 @@
-"""Agreement of a recipe's judge with the labels of a file."""
+"""Measure the agreement of a recipe's judge with labels from a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perturn.stats import Estimate, kappa, mean_interval, rank_correlation, rate
 from perturn.types import Trajectory
 
 _HALF = 0.5
-"""A rating agrees with a label that is nearer than this."""
+"""A rating agrees with a label if they differ by less than this."""
 
 
 class _Row(TypedDict):
@@ -38,27 +38,28 @@ class _Row(TypedDict):
 
 @dataclass(frozen=True)
 class Labeled:
-    """An item that a person has rated."""
+    """An item with a label by a person."""
 
     question: Question
     label: float
 
 
 def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
-    """Return how far a judge agrees with labels, as JSON data: estimates are null where they are not defined.
+    """Return the agreement of a judge with labels, as JSON data. Undefined estimates are null.
 
-    - `agreement`: share of the ratings that are nearer than 0.5 to their label;
+    - `agreement`: fraction of the ratings that differ from their label by less than 0.5;
     - `kappa`: Cohen's, with quadratic weights; `rank_correlation`: Spearman's;
-    - `bias`: mean of rating less label; `error`: root of the mean of its square;
-    - `noise`: standard deviation of the samples of one item, pooled; null for one sample.
+    - `bias`: mean of rating minus label; `error`: root mean square of rating minus label;
+    - `noise`: pooled standard deviation of an item's ratings; null for one rating per item.
 
     Args:
-        recipe: With a judge.
-        file: JSON lines with a `label` and a `text`, or an `episode` and perhaps the number of a `turn`, from 0.
+        recipe: A recipe with a judge.
+        file: JSON lines with a `label`, and either a `text` or an `episode`. An episode may have a `turn`, the index of
+            the rated turn.
 
     Raises:
         ConfigError: If the recipe has no judge.
-        DataError: If a row is malformed, or a label is off the scale.
+        DataError: If a row is malformed, or a label is outside the judge's scale.
     """
     remedy = "set it, such as reward.judge={model: m, rubric: r}"
     settings = required(recipe.judge, "reward.judge", "its ratings are compared with labels", remedy)
@@ -95,7 +96,7 @@ def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[st
 
 
 def _row(found: Estimate | None) -> dict[str, Any] | None:
-    """Return an estimate as JSON data; an end that the data cannot give is null."""
+    """Return an estimate as JSON data. An end of its interval that is not finite is null."""
     if found is None:
         return None
     ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
@@ -103,7 +104,7 @@ def _row(found: Estimate | None) -> dict[str, Any] | None:
 
 
 def _read(file: Path, settings: JudgeSettings) -> Iterator[Labeled]:
-    """Yield the items of a file."""
+    """Yield the labelled items of a file."""
     low, high = settings.scale
     for number, (where, row) in enumerate(read_rows(file)):
         check_shape(row, _Row, where, DataError)

@@ -1,4 +1,4 @@
-"""Rewards by the judge of a recipe, written into a file of episodes after it was played."""
+"""Write a judge's rewards into a file of episodes after the episodes were played."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged
 
 ENGINE = "reward.judge.engine"
 _AT_ONCE = 256
-"""Episodes whose questions are in memory at the same time."""
+"""Number of episodes whose questions are in memory at the same time."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def open_judge(settings: JudgeSettings, folder: Path | None) -> Iterator[Judge]:
 
     Args:
         settings: The section `reward.judge`.
-        folder: Folder in which it keeps its answers; None: in memory.
+        folder: Folder for the judge's answers. None: answers are kept in memory.
     """
     with ExitStack() as stack:
         engine = open_side_engine(settings.engine, settings.model, ENGINE, folder)
@@ -51,14 +51,14 @@ def open_judge(settings: JudgeSettings, folder: Path | None) -> Iterator[Judge]:
 
 
 def judge_file(recipe: Recipe, folder: Path, file: Path, what: str) -> dict[str, int]:
-    """Write the judge's rewards into the episodes of a file, whole or not at all; counts of judgments.
+    """Write the judge's rewards into the episodes of a file, atomically, and return the counts of judgments.
 
-    Episodes that were rated before are rated again from the environment's rewards, by answers that are kept.
+    Episodes that were rated before are rated again, with the kept answers, starting from the environment's rewards.
 
     Args:
-        recipe: With a judge.
-        folder: Folder in which the judge keeps its answers.
-        file: Episodes.
+        recipe: A recipe with a judge.
+        folder: Folder for the judge's answers.
+        file: File of episodes.
         what: Name of the episodes, for messages.
     """
     settings = recipe.judge
@@ -78,13 +78,13 @@ def judge_file(recipe: Recipe, folder: Path, file: Path, what: str) -> dict[str,
 def rate(
     episodes: Sequence[Trajectory], settings: JudgeSettings, judge: Judge, counts: dict[str, int]
 ) -> list[Trajectory]:
-    """Return episodes with the judge's rewards; those that FAILED, or have nothing to rate, are unchanged.
+    """Return episodes with the judge's rewards. Episodes that are FAILED or have nothing to rate are unchanged.
 
     Args:
-        episodes: With the environment's rewards.
-        settings: Of the judge.
-        judge: Rates.
-        counts: Of judgments; they grow.
+        episodes: Episodes with the environment's rewards.
+        settings: Settings of the judge.
+        judge: The judge.
+        counts: Counts of judgments, which are increased in place.
     """
     asked = [
         questions(one, settings.rubric, settings.scale, settings.of) if _is_rated(one, settings) else []
@@ -109,7 +109,7 @@ def rate(
 
 
 def own_rewards(episode: Trajectory) -> Trajectory:
-    """Return an episode with the environment's rewards alone, and as it ended before a judge saw it."""
+    """Return an episode with only the environment's rewards, and with its status before any judgment."""
     if unjudged(episode):
         over = episode.terminated or episode.truncated
         episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=None)
@@ -118,13 +118,13 @@ def own_rewards(episode: Trajectory) -> Trajectory:
 
 
 def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
-    """Return whether there is something to rate; the outcome of an unfinished episode is not known."""
+    """Return whether an episode is rated. The outcome of an unfinished episode is not known yet."""
     open_ended = unfinished(episode) and settings.of == "episode"
     return bool(episode.turns) and not failed(episode) and not open_ended
 
 
 def _rewarded(episode: Trajectory, judgments: Sequence[Judgment], settings: JudgeSettings) -> Trajectory:
-    """Return an episode with the rewards of its judgments: one for each turn, or one for its last turn."""
+    """Return an episode with the rewards of its judgments, one for each turn or one for the last turn."""
     low, high = settings.scale
     means = [sum(each.ratings) / len(each.ratings) for each in judgments]
     given = [settings.weight * (mean - low) / (high - low) for mean in means]

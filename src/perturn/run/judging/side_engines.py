@@ -1,4 +1,4 @@
-"""Engines besides the policy's, such as a judge's: each is a section of a recipe with its own model."""
+"""Engines besides the policy's engine, such as a judge's. Each has a section of the recipe and a model of its own."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from perturn.types import Engine
 
 
 def checked_settings(section: Section, where: str) -> EngineSettings:
-    """Return the settings of an engine by its section.
+    """Return the settings of an engine from its section.
 
     Args:
         section: `name` and settings.
         where: Dotted key of the section.
 
     Raises:
-        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
+        ConfigError: If there is no such engine, a setting is wrong, or an engine of another package lacks a method or
+            trait.
     """
     settings: EngineSettings = build(ENGINES, section, where)
     check_names(type(settings), kind="engine", known=("check", "open"), traits=EngineTraits)
@@ -32,28 +33,29 @@ def checked_settings(section: Section, where: str) -> EngineSettings:
 
 
 def check_side_engine(section: Section, model: str, where: str, recipe: str) -> None:
-    """Check before work whether `open_side_engine` would succeed; nothing is opened.
+    """Check before any work whether `open_side_engine` would succeed. Nothing is opened.
 
     Args:
         section: `name` and settings of the engine.
-        model: Its model.
+        model: Model of the engine.
         where: Dotted key of the section.
         recipe: Text of the resolved recipe, which must hold no secret.
 
     Raises:
-        PerturnError: With the missing part.
+        PerturnError: If it would not succeed; names what is missing.
     """
     checked_settings(section, where).check(lambda: locate("perturn.policy.models:empty_model")(model), recipe)
 
 
 def open_side_engine(section: Section, model: str, where: str, folder: Path | None) -> Engine:
-    """Open an engine besides the policy's.
+    """Open an engine besides the policy's engine.
 
     Args:
         section: `name` and settings of the engine.
-        model: Folder, Hub id or bundled name; of an engine that serves no checkpoints, the model's name at its server.
+        model: Folder, Hub id or bundled name; for an engine that only calls a server, the name of the model on this
+            server.
         where: Dotted key of the section.
-        folder: Folder in which the engine keeps paid answers; None: in memory.
+        folder: Folder for the engine's paid answers. None: answers are kept in memory.
 
     Raises:
         PerturnError: If the model cannot be served.
@@ -66,7 +68,7 @@ def open_side_engine(section: Section, model: str, where: str, folder: Path | No
 
 
 def _loading(path: str, model: str) -> Callable[[], Loaded]:
-    """Load the weights of a model, where its engine needs them in this process."""
+    """Return a function that loads the weights of a model, for an engine that needs them in this process."""
 
     def load() -> Loaded:
         found: Loaded = locate("perturn.policy.models:load_policy")(

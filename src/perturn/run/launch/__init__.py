@@ -1,1 +1,1 @@
-"""Trainings in several processes of this machine, which the driver of a run starts with torchrun and follows."""
+"""Training in several processes of this machine. The driver of a run starts them with torchrun and follows them."""

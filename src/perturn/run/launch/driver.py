@@ -1,4 +1,4 @@
-"""The driver's side of a training in several processes: torchrun starts them, and the driver follows their files."""
+"""The driver of a training in several processes: it starts torchrun and follows the files that the processes write."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from perturn.run.launch.launch_files import LaunchFiles
 from perturn.train_processes import DRIVER
 
 _KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, RunError, StorageError)}
-"""Errors that a process may report, by name; any other one is reported as a `RunError`."""
+"""Errors that the driver raises as a process reported them, by name. Any other error becomes a `RunError`."""
 FREED = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-"""Has glibc return a layer that was gathered on a CPU. It else keeps freed blocks, as much as the whole model has."""
+"""Makes glibc release the memory of a layer that was gathered on a CPU. Otherwise it keeps freed blocks, up to the size
+of the whole model."""
 _KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
-"""Report of torchrun on the first process that failed, if a signal has ended it."""
+"""Pattern of torchrun's report on the first failed process, if a signal has ended it."""
 _PAUSE = 0.2
-"""Seconds between two looks at the processes and their files."""
+"""Seconds between two checks of the processes and their files."""
 _TAIL = 12
-"""Lines of the log that an error quotes, if no process has reported the fault."""
+"""Number of log lines that an error quotes, if no process has reported the fault."""
 
 
 def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
-    """Train a policy in the processes of the setting `launch`, and return the counts of the training data.
+    """Train a policy in several processes (the setting `launch`), and return the counts of the training data.
 
-    The processes read the files of the run and write the policy. They end with this process, however it ends.
+    The processes read the files of the run and write the policy. They end when this process ends, for any reason.
 
     Raises:
-        PerturnError: What a process raised, or a `RunError` if one was killed.
+        PerturnError: If a process failed: its own error, or a `RunError` if it was killed.
         KeyboardInterrupt: After Ctrl-C, once the processes have written a checkpoint.
     """
     files = LaunchFiles(run.paths.launch(stage.policy))
@@ -63,13 +64,13 @@ def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
                     files.stop.touch()
                 _follow(run, shown, files, metrics)
             counts = _result(run, files, torchrun.returncode)
-        shown.total = None  # the stage has its own line
+        shown.total = None  # the stage prints its own line
     return counts
 
 
 @contextmanager
 def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.Popen[bytes]]:
-    """Start torchrun, in a session that Ctrl-C does not reach; at the end none of its processes is left."""
+    """Start torchrun in a session that Ctrl-C does not reach, and kill all its processes at the end."""
     processes = run.recipe.launch.processes
     command = _command(processes, files, stage)
     own = psutil.Process()
@@ -102,14 +103,14 @@ def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.
 
 
 def _command(processes: int, files: LaunchFiles, stage: Stage) -> list[str]:
-    """Return the command that starts torchrun, whose own files lie in the folder of the launch."""
+    """Return the command that starts torchrun. Its own files go to the folder of the launch."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     command += [f"--nproc-per-node={processes}", "--max-restarts=0", f"--log-dir={files.folder}"]
     return [*command, "-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
 
 
 def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:
-    """Show the steps that the processes have done, once they have said how many there are."""
+    """Show the number of finished steps, once the processes have reported the total."""
     with suppress(FileNotFoundError):
         done = metrics.read_bytes().count(b"\n")
         if shown.total is None:
@@ -123,13 +124,13 @@ def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
     """Return the counts of the training data.
 
     Raises:
-        PerturnError: If they did not end well.
+        PerturnError: If a process failed.
     """
     if code == 0:
         with suppress(FileNotFoundError):
             counts: dict[str, Any] = json.loads(files.counts.read_text())
             return counts
-        return {}  # they were told to stop
+        return {}  # the processes were told to stop
     again = f"the same command goes on from the last checkpoint. Their log: {files.log}"
     log = files.log.read_text(encoding="utf-8", errors="replace")
     killed = _KILLED.search(log)
@@ -138,7 +139,7 @@ def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
         kind: type[PerturnError] | None = _KINDS.get(error["kind"])
         if kind is not None:
             raise kind(error["message"])
-        if killed is None:  # else the others have failed since they waited for the one that was killed
+        if killed is None:  # else the others failed since they waited for the killed process
             raise RunError(
                 f"a training process failed: {error['kind']}: {error['message']} Once that is mended, {again}"
             )

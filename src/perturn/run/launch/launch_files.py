@@ -1,4 +1,4 @@
-"""The files by which a driver and its training processes speak with each other."""
+"""The files through which a driver and its training processes communicate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LaunchFiles:
-    """Files of one launch."""
+    """Paths of the files of one launch."""
 
     folder: Path
 
     @property
     def recipe(self) -> Path:
-        """The recipe, with the settings that this command was given."""
+        """The recipe with the overrides of the command."""
         return self.folder / "launched.yaml"
 
     @property
@@ -24,20 +24,20 @@ class LaunchFiles:
 
     @property
     def stop(self) -> Path:
-        """There once the driver asks for a checkpoint and the end."""
+        """Empty file. The driver creates it to ask the processes to save a checkpoint and stop."""
         return self.folder / "stop"
 
     @property
     def steps(self) -> Path:
-        """Optimizer steps in total, and the steps that were done before."""
+        """Total number of optimizer steps, and number of steps done before."""
         return self.folder / "steps.json"
 
     @property
     def counts(self) -> Path:
-        """Counts of the training data; there once the policy is saved."""
+        """Counts of the training data. The file exists once the policy is saved."""
         return self.folder / "counts.json"
 
     @property
     def error(self) -> Path:
-        """The first error of a process: its kind and its message."""
+        """The first error of a process: its class and its message."""
         return self.folder / "error.json"

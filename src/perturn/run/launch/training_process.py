@@ -1,4 +1,4 @@
-"""One of several processes that train a policy together: `python -m` this module, as torchrun starts it."""
+"""One of several processes that train a policy together. torchrun starts this module with `python -m`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from perturn.run.stages.train_stage import train_rows
 from perturn.train_processes import DRIVER, leader_first, leads
 
 _PAUSE = 0.5
-"""Seconds between two looks whether the driver is there."""
+"""Seconds between two checks that the driver is alive."""
 
 
 def main(folder: Path, name: str) -> None:
-    """Train the policy of a stage, together with the other processes."""
+    """Train the policy of a stage together with the other processes."""
     _end_with_the_driver()
     files = LaunchFiles(folder)
     console.quiet = not leads()
     try:
         recipe = read_recipe(files.recipe)
         stage = next(each for each in stages(recipe) if each.name == name)
-        with leader_first():  # from here on, the processes can speak with each other
+        with leader_first():  # from here on, the processes can communicate
             pass
         with Run(recipe) as run, Session(run) as session:
             counts = train_rows(session, stage, lambda **steps: _say(files.steps, steps), files.stop.exists)
-    except KeyboardInterrupt:  # the driver has asked for it, and a checkpoint is written
+    except KeyboardInterrupt:  # the driver asked for it, and a checkpoint is written
         return
     except Exception as error:
         if not files.error.exists():
@@ -51,13 +51,13 @@ def main(folder: Path, name: str) -> None:
 
 
 def _say(file: Path, facts: dict[str, int]) -> None:
-    """Write facts for the driver, once for all processes."""
+    """Write facts for the driver, in the first process only."""
     if leads():
         write_whole(file, json.dumps(facts) + "\n")
 
 
 def _end_with_the_driver() -> None:
-    """Kill this process as soon as the driver or torchrun is gone, even while it waits for other processes."""
+    """Start a thread that kills this process when the driver or torchrun ends, even if it waits for other processes."""
     pid, began = os.environ[DRIVER].split()
     torchrun = os.getppid()
 

@@ -1,1 +1,1 @@
-"""Logs of model calls -> trajectories, and rows of training made of them."""
+"""Import logs of model calls as trajectories and training rows."""

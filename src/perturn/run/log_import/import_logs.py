@@ -1,4 +1,4 @@
-"""Logs of model calls as files of trajectories, labelled rows or pairs, with an account of every entry."""
+"""Convert logs of model calls to trajectories, labelled rows or pairs, with an account of every log entry."""
 
 from __future__ import annotations
 
@@ -26,54 +26,55 @@ from perturn.run.log_import.log_spool import LogSpool
 from perturn.types import Trajectory, failed
 
 FORMS = ("trajectories", "labelled", "pairs")
-"""Kinds of rows that a log is written as."""
+"""Kinds of rows that can be written."""
 
 _KEPT = 100
-"""Kinds of faults that are kept for messages."""
+"""Largest number of kinds of faults that are kept for messages."""
 _VARIES = re.compile(r"'[^']*'|\d+|\(.*")
-"""Parts of a fault that differ between entries of one kind."""
+"""Parts of a fault's message that differ between entries with the same kind of fault."""
 
 
 @dataclass
 class LogAccount:
-    """Account of the entries of logs, each in one bin."""
+    """Account of all log entries. Each entry is counted in exactly one category."""
 
     format: str = ""
     score: str | None = None
-    """Name of the score that is the reward; None: the log has none."""
+    """Name of the score that is used as the reward. None: the log has no score."""
     calls: Counter[str] = field(default_factory=Counter)
-    """Entries by bin: `turns` and `rollouts`, which are in the rows; `unscored`, `unpaired`, `failed`, `duplicate`,
-    `no_answer`, `unsupported`, `broken`, `no_call`."""
+    """Number of entries by category. `turns` and `rollouts` are in the rows. `unscored`, `unpaired`, `failed`,
+    `duplicate`, `no_answer`, `unsupported`, `broken` and `no_call` are not."""
     episodes: Counter[str] = field(default_factory=Counter)
-    """Episodes by bin: `success`, `failure` and `no_score`, which are written; `unscored`, `unpaired` and `failed`,
-    which are not."""
+    """Number of episodes by category. `success`, `failure` and `no_score` are written; `unscored`, `unpaired` and
+    `failed` are not."""
     scores: Counter[str] = field(default_factory=Counter)
-    """Scores by bin: `used`, `other_names`, `unmatched`."""
+    """Number of scores by category: `used`, `other_names` and `unmatched`."""
     sequences: int = 0
-    """Sequences of the episodes."""
+    """Number of sequences of all episodes."""
     broke: Counter[Cause] = field(default_factory=Counter)
-    """Why requests opened another sequence of their episode."""
+    """Number of requests that opened another sequence of their episode, by cause."""
     faults: dict[str, tuple[str, str, int]] = field(default_factory=dict)
-    """Kind of fault -> the bin of such entries, the first fault in words with its place, and how many there are."""
+    """For each kind of fault: the category of its entries, the first message with its position, and the number of
+    entries."""
     shared_ids: int = 0
-    """Calls with an id that a call of other content has too."""
+    """Number of calls whose id belongs to a call with other content too."""
     replaced_rewards: int = 0
-    """Rollouts whose rewards of turns do not sum up to the score, so that the last turn has the score."""
+    """Number of rollouts whose turn rewards do not sum to the score, so that the last turn gets the score."""
     rows: int = 0
-    """Rows that were written."""
+    """Number of rows that were written."""
 
     @property
     def entries(self) -> int:
-        """Number of entries; each is in one bin."""
+        """Number of all entries."""
         return self.calls.total()
 
     def shown_faults(self) -> Iterator[str]:
-        """Yield a line for each reason to leave entries out, with the first place and how many there are."""
+        """Yield a line for each reason to leave entries out, with the first example and the number of entries."""
         for why, said, count in self.faults.values():
             yield f"{why}: {said}{f' (and {count - 1} more)' if count > 1 else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account as plain data."""
+        """Return the account as JSON data."""
         counts = {name: dict(getattr(self, name)) for name in ("calls", "episodes", "scores")}
         broke = {str(cause): count for cause, count in self.broke.items()}
         told = {"format": self.format, "score": self.score, "entries": self.entries, "rows": self.rows}
@@ -92,17 +93,17 @@ class LogSettings:
     """Settings for reading a log and writing its rows."""
 
     format: str | None = None
-    """Name of the format; None: the records tell."""
+    """Name of the log's format. None: it is detected from the records."""
     form: str = "trajectories"
-    """Kind of the rows, one of `FORMS`."""
+    """Kind of rows to write, one of `FORMS`."""
     fields: Fields = field(default_factory=Fields)
-    """Fields of records that name the session, the task or the score."""
+    """Names of the records' fields that hold the session, the task or the score."""
     success_at: float | None = None
-    """Least score of a success; None: above 0."""
+    """Smallest score of a success. None: any score above 0."""
     keeps_unscored: bool = False
-    """Whether episodes without a score are written too, as failures with a reward of 0."""
+    """Whether to also write episodes without a score, as failures with a reward of 0."""
     pairs: GroupPairs = field(default_factory=lambda: GroupPairs(per_group=None))
-    """How episodes of one task are paired."""
+    """Settings for pairing the episodes of a task."""
 
     def __post_init__(self) -> None:
         check_known(self.form, FORMS, f"unknown kind of rows {self.form!r}")
@@ -112,18 +113,18 @@ class LogSettings:
 
 
 def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:
-    """Write the episodes of logs as rows of training, and return the bin of every entry.
+    """Write the episodes of logs as training rows, and return an account of every entry.
 
-    The logs may be of any size: the calls are sorted in a temporary file next to the output.
+    The logs may have any size, since calls are sorted in a temporary file next to the output.
 
     Args:
-        files: Files or folders, read as one log.
-        output: File of JSON lines to write; an existing file is replaced.
-        settings: How the log is read, and the form of the rows.
+        files: Files or folders, which are read as one log.
+        output: File of JSON lines to write. An existing file is replaced.
+        settings: Settings for reading the log and writing the rows.
 
     Raises:
-        DataError: If a file cannot be read or is not a log, if several scores could be the reward, or if there is no
-            row.
+        DataError: If a file cannot be read or is not a log, if several scores could be the reward, or if no row can be
+            written.
         StorageError: If the disk is full.
     """
     settings = settings or LogSettings()
@@ -148,7 +149,7 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
 
 
 def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, account: LogAccount) -> None:
-    """Read the entries of all files."""
+    """Read the entries of all files into the database."""
     formats = [format_of(file, settings.format) for file in files]
     account.format = " + ".join(dict.fromkeys(formats))
     for file, format_name in zip(files, formats, strict=True):
@@ -169,7 +170,7 @@ def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, acc
 
 
 def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
-    """Add a call, or count why it is left out."""
+    """Add a call to the database, or count the reason to leave it out."""
     try:
         if not spool.add_call(call):
             _lose(account, "duplicate", call.where, "the log has a call with its id and content before.")
@@ -178,7 +179,7 @@ def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
 
 
 def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: LogAccount) -> None:
-    """Add a whole rollout, or count why it is left out."""
+    """Add a whole rollout to the database, or count the reason to leave it out."""
     try:
         trajectory, found = trajectory_of(rollout, environment)
         spool.add_rollout(line_of(trajectory), rollout.scores)
@@ -190,7 +191,7 @@ def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: L
 
 
 def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
-    """Count an entry that gives no turn."""
+    """Count an entry that is left out, with the reason."""
     account.calls[why] += 1
     said = reason.removeprefix(f"{where}: ").removeprefix("row: ")
     kind = _VARIES.sub("", f"{why}: {said}")
@@ -200,7 +201,7 @@ def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
 
 
 def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> None:
-    """Make the trajectories of the episodes."""
+    """Assemble the trajectories of all episodes and add them to the database."""
     account.score = _score(spool, settings, account)
     for calls in spool.by_episode(account.score):
         episode = episode_of(calls, f"log-{account.format.replace(' + ', '-')}", settings.success_at)
@@ -230,9 +231,9 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
 
 
 def _left_out(one: Trajectory, value: float | None, settings: LogSettings, account: LogAccount) -> str | None:
-    """Return the bin of a rollout that gives no row; None: it gives one.
+    """Return the category of a rollout that gives no row; None if it gives a row.
 
-    A rollout that failed counts in its group, but is not trained on.
+    A FAILED rollout counts in its group, but is not trained on.
     """
     if failed(one):
         return None if settings.form == "trajectories" else "failed"
@@ -242,7 +243,7 @@ def _left_out(one: Trajectory, value: float | None, settings: LogSettings, accou
 
 
 def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str | None:
-    """Return the name of the score that is the reward: the only score, or the named one."""
+    """Return the name of the score that is the reward: the named score, or the only score of the log."""
     names = spool.score_names()
     named = settings.fields.score
     if named is None and len(names) > 1:
@@ -265,7 +266,7 @@ def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str |
 
 
 def _rows(spool: LogSpool, settings: LogSettings, account: LogAccount) -> Iterator[Any]:
-    """Yield the rows, task by task; the episodes of a task are its samples."""
+    """Yield the rows, task by task. The episodes of a task are numbered as its samples."""
     for held in spool.by_task():
         calls = [count for count, _ in held]
         read = (parse_line(Trajectory, line, "episode") for _, line in held)
@@ -281,7 +282,7 @@ def _rows(spool: LogSpool, settings: LogSettings, account: LogAccount) -> Iterat
 def _pairs(
     group: Sequence[Trajectory], calls: Sequence[int], settings: LogSettings, account: LogAccount
 ) -> Sequence[Any]:
-    """Return the pairs of a task's episodes, and count the episodes that are in none."""
+    """Return the pairs of a task's episodes, and count the episodes that are in no pair."""
     pairs = settings.pairs(RowInputs(explored=group)).rows
     paired = {side.key for pair in pairs for side in (pair.chosen, pair.rejected)}
     for one in (each for each in group if each.key not in paired):
@@ -293,10 +294,10 @@ def _pairs(
 
 
 def _some(rows: Iterator[Any], nothing: Any) -> Iterator[Any]:
-    """Yield rows.
+    """Yield the rows, and check that there is at least one.
 
     Raises:
-        DataError: If there is none.
+        DataError: If there is no row.
     """
     is_empty = True
     for row in rows:
@@ -307,7 +308,7 @@ def _some(rows: Iterator[Any], nothing: Any) -> Iterator[Any]:
 
 
 def _nothing(settings: LogSettings, account: LogAccount) -> str:
-    """Return why no row can be written."""
+    """Return the message that says why no row can be written."""
     if settings.form == "pairs" and account.episodes["unpaired"]:
         return (
             f"no two of the {account.episodes['unpaired']} episodes with a score are of one task and differ by more "
@@ -322,7 +323,7 @@ def _nothing(settings: LogSettings, account: LogAccount) -> str:
 
 
 def _why(account: LogAccount) -> str:
-    """Return how many entries were left out, and the first reasons."""
+    """Return the number of left-out entries by category, and the first reason."""
     found = ", ".join(f"{count} {name}" for name, count in account.calls.items())
     first = next(iter(account.shown_faults()), "")
     return f" Its entries: {found}. {first}" if found else ""

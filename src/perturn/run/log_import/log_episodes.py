@@ -1,4 +1,4 @@
-"""Trajectories from logged calls or whole rollouts, by the prefix rule of the recording endpoint."""
+"""Assemble trajectories from logged calls or rollouts, by the prefix rule of the recording endpoint."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from perturn.run.log_import.log_spool import Logged
 from perturn.types import OPENS, Opening, Status, Task, Trajectory, Turn
 
 _LONGEST = 200
-"""Characters of a task's id; a longer text is named by its digest."""
+"""Longest id of a task, in characters. A longer text is replaced by its digest."""
 
 
 @dataclass(frozen=True)
 class LoggedEpisode:
-    """An episode of a log."""
+    """An episode from a log."""
 
     trajectory: Trajectory
     is_scored: bool
-    """Whether any of its calls has the score."""
+    """Whether any call of the episode has the score."""
     sequences: int
-    """How many sequences its turns are."""
+    """Number of sequences that the turns form."""
     broke: Counter[Cause]
-    """Why requests opened another sequence."""
+    """Number of requests that opened another sequence, by cause."""
 
 
 @dataclass
 class Assembled:
-    """Turns of an episode, and how they hang together."""
+    """Turns of an episode, each linked to the turn that it continues."""
 
     opening: Opening
     turns: list[Turn]
@@ -45,10 +45,10 @@ class Assembled:
 
 
 def assemble(steps: Iterable[Step]) -> Assembled:
-    """Return the turns of an episode's answers, each after the turn whose context it extends.
+    """Return the turns of an episode's answers, each linked to the turn whose context it extends.
 
     Raises:
-        DataError: If an episode cannot hold a message.
+        DataError: If a message cannot be stored in an episode.
     """
     sequences = Sequences()
     found = Assembled(Opening(), [], Counter())
@@ -73,15 +73,15 @@ def assemble(steps: Iterable[Step]) -> Assembled:
 
 
 def episode_of(calls: Sequence[Logged], environment: str, success_at: float | None) -> LoggedEpisode:
-    """Return the episode of some calls, in the order in which they were made.
+    """Return the episode that consists of the given calls, which are in the order of time.
 
-    The reward of a turn is the score of its call, and the total reward is their sum. The episode is a success if each
-    of its scores is large enough.
+    The reward of a turn is the score of its call, and the total reward is the sum of the rewards. The episode is a
+    success if each of its scores is large enough.
 
     Args:
-        calls: The calls, at least one.
-        environment: Name of the format, for the trajectory.
-        success_at: Least score of a success; None: above 0.
+        calls: The calls; at least one.
+        environment: Name of the log's format, which becomes the trajectory's environment.
+        success_at: Smallest score of a success. None: any score above 0.
     """
     found = assemble(Step(tuple(call.messages), call.action, call.tools, call.score) for call in calls)
     scores = [call.score for call in calls if call.score is not None]
@@ -103,10 +103,10 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
 
 
 def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assembled]:
-    """Return the trajectory of a whole rollout, without the score that is its total reward, and how its turns hang.
+    """Return the trajectory of a whole rollout, without its total reward, and its assembled turns.
 
     Raises:
-        DataError: If it holds something that an episode cannot hold.
+        DataError: If the rollout holds data that an episode cannot hold.
     """
     found = assemble(rollout.steps)
     trajectory = Trajectory(
@@ -124,14 +124,14 @@ def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assem
 
 
 def scored(trajectory: Trajectory, score: float | None, success_at: float | None) -> tuple[Trajectory, bool]:
-    """Return a rollout's trajectory with its total reward, and whether rewards of its turns were replaced.
+    """Return a rollout's trajectory with its total reward, and whether the rewards of its turns were replaced.
 
-    Rewards of turns that sum up to the total stay. Otherwise the last turn has the total.
+    Rewards of turns are kept if they sum to the total reward. Otherwise the last turn gets the total reward.
 
     Args:
-        trajectory: As `trajectory_of` returned it.
-        score: Total reward; None: there is no score.
-        success_at: Least score of a success; None: above 0.
+        trajectory: Trajectory from `trajectory_of`.
+        score: Total reward. None: the rollout has no score.
+        success_at: Smallest score of a success. None: any score above 0.
     """
     total, turns = score or 0.0, trajectory.turns
     had = any(turn.reward for turn in turns)
@@ -146,7 +146,7 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
 
 
 def _named(task: str | None, steps: Sequence[Step]) -> str:
-    """Return the id of a rollout's task: its name, else a digest of the first user message."""
+    """Return the id of a task: its name, or else a digest of the first user message."""
     if task is not None:
         return task if len(task) <= _LONGEST else _digest(task)
     asked = (str(each["content"]) for step in steps for each in step.messages if each["role"] == "user")

@@ -1,4 +1,4 @@
-"""Calls of a log on disk, so that a log of any size can be sorted by episode while little of it is in memory."""
+"""Store a log's calls in a database, so that a log of any size can be sorted by episode in little memory."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ update scores set n = coalesce(
 );
 create index by_call on scores (n);
 """
-"""A score is of a call; a score of a trace or a session is of its last call."""
+"""SQL that assigns each score to a call. The score of a trace or session belongs to its last call."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A call as it is kept on disk."""
+    """A call from the database."""
 
     n: int
     """Number of the call in the log."""
     held: Mapping[str, Any]
     score: float | None
-    """Mean of the scores of the call; None: it has none."""
+    """Mean of the call's scores; None if it has none."""
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the request, the results of tools in the order of their calls."""
+        """Messages of the request, with tool results in the order of their calls."""
         return list(self.held["messages"][:-1])
 
     @property
     def said(self) -> Message:
-        """The answer as a message."""
+        """The answer, as a message."""
         return dict(self.held["messages"][-1])
 
     @property
     def action(self) -> Action:
-        """The answer."""
+        """The answer, as an action."""
         said = self.said
         return Action(
             said["content"],
@@ -85,10 +85,10 @@ class Logged:
 
 
 def _packed(call: Call) -> tuple[str, bytes]:
-    """Return a call as text for the disk, and a digest of its content.
+    """Return a call as text for the database, and a digest of its content.
 
     Raises:
-        DataError: If an episode cannot hold its messages.
+        DataError: If the call's messages cannot be stored in an episode.
     """
     messages = in_call_order([*call.messages, call.answer.message()])
     content = {"messages": messages, "tools": list(call.tools)}
@@ -114,23 +114,23 @@ def _key(end: tuple[bytes, tuple[str, str]]) -> bytes:
 
 
 class LogSpool:
-    """The calls, scores and traces of a log in a database in a temporary file.
+    """A database of a log's calls, scores and traces, in a temporary file.
 
     Args:
-        file: The file; it must not exist yet.
+        file: The file, which must not exist yet.
     """
 
     def __init__(self, file: Path) -> None:
         self._db = sqlite3.connect(file)
         self._db.executescript("pragma journal_mode = off; pragma synchronous = off;" + _TABLES)
         self.shared_ids = 0
-        """Calls with an id that another call has too."""
+        """Number of calls whose id another call has too."""
 
     def add_call(self, call: Call) -> bool:
-        """Add a call. Return False if it is there already: a call with the id and the content of another.
+        """Add a call; return False if a call with the same id and content was added before.
 
         Raises:
-            DataError: If an episode cannot hold its messages.
+            DataError: If the call's messages cannot be stored in an episode.
         """
         data, digest = _packed(call)
         marks = ", ".join("?" * len(call.ids))
@@ -151,9 +151,9 @@ class LogSpool:
         return True
 
     def add_rollout(self, line: bytes, scores: Sequence[Score]) -> None:
-        """Add the trajectory of a whole rollout, as a line, and its scores."""
+        """Add the trajectory of a whole rollout, as a line of JSON, and its scores."""
         (rollouts,) = self._db.execute("select count(*) from rollouts").fetchone()
-        n = -1 - rollouts  # below the numbers of calls
+        n = -1 - rollouts  # negative, unlike the numbers of calls
         self._db.execute("insert into rollouts values (?, ?)", (n, line))
         self._db.executemany(
             "insert into scores (name, value, n) values (?, ?, ?)",
@@ -161,7 +161,7 @@ class LogSpool:
         )
 
     def rollouts(self, score: str | None) -> Iterator[tuple[int, bytes, float | None]]:
-        """Yield number, trajectory and score of each whole rollout, in the order of the log."""
+        """Yield `(number, trajectory as a line, score)` for each whole rollout, in the order of the log."""
         yield from self._db.execute(
             "select n, line, (select avg(value) from scores s where s.n = r.n and s.name is ?) from rollouts r "
             "order by n desc",
@@ -169,23 +169,23 @@ class LogSpool:
         )
 
     def add_score(self, score: Score) -> None:
-        """Add a score of a call, trace or session."""
+        """Add a score that belongs to a call, trace or session."""
         self._db.execute(
             "insert into scores (name, value, target) values (?, ?, ?)", (score.name, score.value, score.of)
         )
 
     def add_trace(self, trace: Trace) -> None:
-        """Add the session of a trace."""
+        """Add a trace with its session."""
         self._db.execute("insert or replace into traces values (?, ?)", (trace.id, trace.session))
 
     def sort(self) -> None:
-        """Find the episode of each call, and the call of each score; call it once, after the last entry."""
+        """Assign each call to an episode, and each score to a call. Call this once, after the last entry."""
         self._db.execute(
             "update calls set session = coalesce(session, (select session from traces where id = calls.trace))"
         )
         self._db.execute("update calls set episode = coalesce('s' || session, 't' || trace)")
         if self._one("select count(*) from calls where time is null"):
-            self._db.execute("update calls set time = null")  # the order of the log is then the only one
+            self._db.execute("update calls set time = null")  # then only the order of the log is known
         self._db.executescript(_INDEXES)
         for n, data in self._db.execute("select n, data from calls where episode is null order by time, n"):
             self._db.execute("insert into continued values (?, ?)", (n, self._by_prefix(n, data)))
@@ -195,9 +195,9 @@ class LogSpool:
         self._db.executescript(_SCORED)
 
     def _by_prefix(self, n: int, data: str) -> str:
-        """Return the episode that a call without session and trace continues, or a new one."""
+        """Return the episode that a call without session and trace continues, or a new episode."""
         call = Logged(n, json.loads(data), None)
-        sequences = Sequences(reads_thoughts=False)  # a conversation goes on where its thoughts were stripped
+        sequences = Sequences(reads_thoughts=False)  # a client may strip thoughts
         asked = sequences.position(call.messages, call.tools)
         found = None
         if asked.end_key is not None:
@@ -208,15 +208,15 @@ class LogSpool:
         return str(episode)
 
     def score_names(self) -> Counter[str]:
-        """Return how many scores each name has."""
+        """Return the number of scores of each name."""
         return Counter(dict(self._db.execute("select name, count(*) from scores group by name")))
 
     def unmatched(self, name: str | None) -> int:
-        """Return how many scores of a name belong to no call, trace or session of the log."""
+        """Return the number of scores of a name that belong to no call, trace or session of the log."""
         return int(self._one("select count(*) from scores where n is null and name is ?", name) or 0)
 
     def by_episode(self, score: str | None) -> Iterator[list[Logged]]:
-        """Yield the calls of each episode in the order of time, with their scores of a name; episodes as they began."""
+        """Yield the calls of each episode, in the order of time, with their scores of the given name."""
         rows = self._db.execute(
             "select episode, n, data, (select avg(value) from scores s where s.n = calls.n and s.name is ?) from calls "
             "order by episode, time, n",
@@ -226,11 +226,11 @@ class LogSpool:
             yield [Logged(n, json.loads(data), value) for _, n, data, value in held]
 
     def add_episode(self, n: int, task: str, calls: int, line: bytes) -> None:
-        """Add the trajectory of an episode, as a line, with the number of its calls; 0: it is a whole rollout."""
+        """Add the trajectory of an episode, as a line of JSON, with the number of its calls; 0 for a whole rollout."""
         self._db.execute("insert into episodes values (?, ?, ?, ?)", (n, task, calls, line))
 
     def by_task(self) -> Iterator[list[tuple[int, bytes]]]:
-        """Yield the episodes of each task in the order in which they began, as numbers of calls and lines."""
+        """Yield the episodes of each task, in the order in which they began, as `(number of calls, line)`."""
         rows = self._db.execute("select task, calls, line from episodes order by task, abs(n)")
         for _, held in groupby(rows, key=lambda row: row[0]):
             yield [(calls, line) for _, calls, line in held]
@@ -240,5 +240,5 @@ class LogSpool:
         return None if row is None else row[0]
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the database."""
         self._db.close()

@@ -1,1 +1,1 @@
-"""The stages of a run: each plays, computes or trains one thing, and its checks before work."""
+"""The stages of a run, which play, compute or train, and the checks before any work."""

@@ -1,4 +1,4 @@
-"""Before work: whether a recipe asks of agents something that only an environment played turn by turn can do."""
+"""Check that a recipe does not ask an agent's program for something that only turn-by-turn environments can do."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from perturn.training.credit_choice import named_credit
 from perturn.types import EpisodeProtocol
 
 _NOT_TOLD = ("system", "suffix", "example", "history", "list_admissible")
-"""Settings of a protocol that change the texts a policy sees."""
+"""Settings of a protocol that change the texts that a policy sees."""
 _PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProtocol)}
 
 
 def check_agent(recipe: Recipe) -> None:
-    """Refuse to resume episodes of an agent, to replay them, or to set texts that the agent's program sets itself.
+    """Reject recipes that resume or replay an agent's episodes, or set texts that the agent's program writes itself.
 
     Raises:
-        ConfigError: With the alternative.
+        ConfigError: If the recipe is rejected; names the alternative.
     """
     if recipe.environment is not None and plays_itself(recipe.environment):
         check_none(_faults(recipe))
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """Yield requests of a recipe that an agent's program cannot meet."""
+    """Yield messages about settings of a recipe that an agent's program does not support."""
     explorer = recipe.explore
     if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
         yield (
@@ -58,7 +58,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _replaying(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield readers of quantities that ask the environment, with the quantity."""
+    """Yield each reader of a quantity that needs the environment, with the name of the quantity."""
     readers: list[tuple[str, Any]] = []
     if recipe.align is not None:
         name, credit = named_credit(recipe.align.loss, recipe.credit)

@@ -1,4 +1,4 @@
-"""Form in which a recipe's episodes give an answer, for credits that ask how likely it is."""
+"""The text of a turn that gives an answer, for credits that read the likelihood of answers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.traits import traits_of
 
 THOUGHT = "I know the answer."
-"""Thought before the answer, in formats that have thoughts."""
+"""Thought before the answer, in formats with thoughts."""
 
 
 def answer_form(recipe: Recipe) -> str:
     """Return the text of a turn that gives an answer, with `{answer}` in place of the answer.
 
-    It is the action of the environment's `answer_action` as the protocol's format writes it.
+    The text is the environment's `answer_action`, written in the protocol's format.
 
     Raises:
-        ConfigError: If the environment does not say how an answer is given, or actions are tool calls.
+        ConfigError: If the environment has no `answer_action`, or actions are tool calls.
     """
     name = str((recipe.environment or {}).get("name"))
     entry = load_object(name) if ":" in name else ENVIRONMENTS.get(name)

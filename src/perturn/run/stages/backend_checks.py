@@ -1,4 +1,4 @@
-"""Check that the backend of a recipe provides the needs of the other choices, before any work."""
+"""Check before any work that the training backend provides what the other parts of a recipe need."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perturn.training.credit_choice import choose_credit, make_loss
 
 
 def check_backend(recipe: Recipe) -> None:
-    """Check that the backend provides the needs, that the engine reads its policies, and that it can be opened.
+    """Check that the backend provides all needs and can be opened, and that the engine can read its policies.
 
     Raises:
-        PerturnError: With the missing part.
+        PerturnError: If a check fails; names what is missing.
     """
     backend, name = backend_settings(recipe), recipe.backend["name"]
     lacks = set(PROVIDED) - backend.traits.provides
@@ -49,7 +49,7 @@ def check_backend(recipe: Recipe) -> None:
 
 
 def _stuck(recipe: Recipe) -> Iterator[str]:
-    """Yield why adapters cannot go on with the optimizer from iteration to iteration."""
+    """Yield messages about adapters that cannot be trained with one optimizer across iterations."""
     if not goes_on(recipe) or recipe.align is None or recipe.align.lora is None:
         return
     remedy = "leave align.minibatches out, or train all weights."
@@ -60,7 +60,7 @@ def _stuck(recipe: Recipe) -> Iterator[str]:
 
 
 def _not_in_memory(recipe: Recipe) -> Iterator[str]:
-    """Yield why the weights of a trained policy cannot be given to the engine from the memory of this process."""
+    """Yield messages about settings that prevent passing a trained policy to the engine in memory."""
     remedy = "leave engine.handover out, and the weights are read from files."
     for given, key, why in (
         (recipe.staleness, "staleness", "the engine answers while a policy is trained"),
@@ -77,7 +77,7 @@ def _not_in_memory(recipe: Recipe) -> Iterator[str]:
 
 
 def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
-    """Yield why the engine cannot read the policies of the backend."""
+    """Yield a message if the engine cannot read the policies that the backend stores."""
     if reads == stores:
         return
     fitting = [name for name, entry in ENGINES.items() if _reads(entry) == stores]
@@ -88,7 +88,7 @@ def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
 
 
 def _reads(entry: Any) -> str | None:
-    """Return the form in which an engine reads policies, if its traits do not depend on settings."""
+    """Return the form in which an engine reads policies; None if it reads none or its traits depend on settings."""
     made = at_defaults(entry)
     whole = entry if made is None else made
     traits = whole.traits
@@ -96,12 +96,12 @@ def _reads(entry: Any) -> str | None:
 
 
 def _providers(need: str) -> list[str]:
-    """Return backends that provide something."""
+    """Return the names of the backends that provide a need."""
     return [name for name, entry in BACKENDS.items() if need in entry.traits.provides]  # type: ignore[attr-defined]
 
 
 def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the needs of a recipe that a backend may lack, with the part that has the need."""
+    """Yield `(part, need)` for each need of a recipe's part that a backend may lack."""
     for name, settings in trainings_of(recipe).items():
         loss = make_loss(settings.loss, f"{name}.loss")
         which = f"{name}.loss.name={settings.loss['name']}"

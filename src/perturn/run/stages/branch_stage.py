@@ -1,4 +1,4 @@
-"""The stage that plays the episodes an explorer asks for after the rollouts, and values turns by their outcomes."""
+"""The stage `branch`, which resumes episodes from the turns that the explorer chooses."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _logger = logging.getLogger(__name__)
 
 
 def explorer_of(recipe: Recipe) -> Explorer:
-    """Return the explorer of a recipe that explores."""
+    """Return the explorer of a recipe, which must have one."""
     assert recipe.explore is not None
     return cast(Explorer, recipe.explore)
 
 
 def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
-    """Reject an explorer that resumes nothing, repeats an episode, or reads a policy that only a server holds.
+    """Reject an explorer that resumes nothing or repeats episodes, or needs weights that only a server holds.
 
     Args:
-        recipe: That explores.
-        tasks: That are explored.
+        recipe: Recipe with an explorer.
+        tasks: Tasks that are explored.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
     if explorer.traits.reads_policy:
@@ -60,7 +60,7 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy resume episodes as the explorer asks."""
+    """Let the stage's policy resume episodes at the turns that the explorer chooses."""
     run, explorer = session.run, explorer_of(session.recipe)
     file = run.paths.trajectories(stage.name)
     chosen = (run.paths.forks(stage.mark),) if explorer.traits.reads_policy else ()
@@ -72,7 +72,7 @@ def branch(session: Session, stage: Stage) -> None:
 
 
 def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory]) -> dict[str, float]:
-    """Play the rounds after the rollouts; counts of them."""
+    """Play the rounds after the rollouts, and return their counts."""
     recipe, explorer = session.recipe, explorer_of(session.recipe)
     file, counts = session.run.paths.trajectories(stage.name), dict[str, float]()
     begun = sorted(played_on(session, explored), key=lambda one: one.key)
@@ -95,10 +95,10 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
 
 
 def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
-    """Return the turns at which episodes are resumed.
+    """Return the branching turns of the explored episodes.
 
-    If a policy was read for them, they are stored before any is played, so that a stopped stage resumes with the same
-    turns.
+    If choosing them takes a policy's weights, they are stored before any branch is played, so that a stopped stage
+    resumes with the same turns.
     """
     explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
     if not explorer.traits.reads_policy:
@@ -115,23 +115,23 @@ def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks
 
 
 def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the episodes that the explorer resumes: explored ones, or the expert's of their tasks."""
+    """Return the episodes that the explorer resumes: explored episodes, or expert episodes of the same tasks."""
     explorer = explorer_of(session.recipe)
     experts = walked(session, {one.task.id for one in explored}) if explorer.traits.expert else []
     return explorer.begun(explored, experts)
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
-    """Return the expert's best episode of each of these tasks that he solved."""
+    """Return the expert's best episode of each given task that the expert solved."""
     stored = read_trajectories(session.run.paths.trajectories("expert"))
     return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
 
 
 def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
-    """Return branches of an iteration, from turns of explored episodes.
+    """Return the stored branches of an iteration.
 
     Raises:
-        RunError: If they are not there, not all of them are, or their file is damaged.
+        RunError: If the run makes no branches, or their file is unfinished or damaged.
     """
     file = paths.trajectories(f"branch{mark}")
     if recipe.explore is None or not recipe.explore.rounds:
@@ -148,7 +148,7 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
 
 
 def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Return how many branches were not played because the world did not come back, and warn of them."""
+    """Return the number of branches that FAILED because the environment did not return to its state; log a warning."""
     played_on = [one for one in episodes if one.origin is not None]
     count = sum(map(came_elsewhere, played_on))
     if count:

@@ -1,4 +1,4 @@
-"""Collect trajectories: the expert's, verified by playing them or recorded by others, and the SFT policy's own."""
+"""The stages that collect episodes: expert episodes, played or imported, and explored episodes of a policy."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
-"""Keys of rows. A row of Perturn, TRL or ShareGPT has at least one of these keys."""
+"""Keys of rows in the formats of Perturn, TRL and ShareGPT. Each row has at least one of these keys."""
 AT_ONCE = 16
-"""Expert episodes played at the same time, where nothing is explored."""
+"""Number of expert episodes to play at the same time, for a recipe without exploration."""
 
 
 def show_expert(session: Session, stage: Stage) -> None:
-    """Play the expert on every task of SFT or exploration, and record the episodes.
+    """Let the expert play every task of SFT and exploration, and record the episodes.
 
-    Episodes that failed before are played again.
+    Episodes that are FAILED from an earlier call are played again.
 
     Raises:
-        RunError: If the environment has no expert and no expert trajectories are there.
+        RunError: If the environment has no expert, and no expert episodes are recorded.
     """
     run, recipe = session.run, session.recipe
     file = run.paths.trajectories(stage.name)
@@ -75,10 +75,10 @@ def show_expert(session: Session, stage: Stage) -> None:
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
-    """Take expert episodes from the user's rows: trajectories unchanged, conversations as successes.
+    """Import expert episodes from the user's rows: trajectories unchanged, conversations as successes.
 
     Raises:
-        DataError: If a row is malformed, or a pair, or there is none.
+        DataError: If a row is malformed or a pair, or there is no row.
     """
     assert session.recipe.expert is not None
     assert session.recipe.expert.file is not None
@@ -95,10 +95,10 @@ def bring_expert(session: Session, stage: Stage) -> None:
 
 
 def bring_explored(session: Session, stage: Stage) -> None:
-    """Take the explored episodes of the user's file, such as rollouts of another trainer.
+    """Import explored episodes from the user's file, such as rollouts of another trainer.
 
     Raises:
-        DataError: If a row is malformed, two episodes of a task have one number, or there is none.
+        DataError: If a row is malformed, two episodes of a task have the same number, or there is no row.
     """
     assert session.recipe.explore is not None
     source = user_path(str(session.recipe.explore.traits.source), "explore.path")
@@ -113,17 +113,17 @@ def bring_explored(session: Session, stage: Stage) -> None:
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:
-    """Yield episodes of a user's file: trajectories of an environment unchanged, conversations as successes.
+    """Yield the episodes of a user's file: trajectories unchanged, conversations as successes.
 
     Raises:
-        DataError: If a row is malformed, or a pair, or there is none.
+        DataError: If a row is malformed or a pair, or there is no row.
     """
     for row in rows_of(source, Trajectory):
         yield row if row.environment else replace(row, success=True, sample=0)
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
-    """Yield the expert's episode, which asks no engine; paid answers are kept in a folder, if one is given."""
+    """Play the expert's episode, which needs no engine of the run. Paid answers are kept in `folder`, if given."""
     yield from ()
     if "show" in abilities_of(env):
         played: Trajectory = ability(env, "show")(job, protocol, folder)
@@ -132,23 +132,23 @@ def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = N
 
 
 def import_expert(run: Run, file: Path) -> dict[str, int]:
-    """Bring episodes that others recorded into a run, as the expert's episodes.
+    """Import recorded episodes into a run, as the expert's episodes.
 
-    The content of the file decides its format: trajectories of Perturn or conversations of TRL, for any environment,
-    or episodes that the environment itself reads (`read_experts`), as hotpotqa does. Episodes on tasks of SFT or
-    exploration are kept; conversations have no task, and all are kept if there is any training on expert episodes. What
-    the run holds already is left alone, so a second call adds nothing.
+    The format is detected from the file's content. It may hold trajectories of Perturn, conversations of TRL, or
+    episodes in a format that the environment reads (`read_experts`), as hotpotqa does. Episodes on tasks of SFT or
+    exploration are kept. Conversations have no task; all are kept if the run trains on expert episodes. Episodes that
+    the run holds already are not changed, so a second call adds nothing.
 
     Args:
         run: The run.
-        file: What was recorded.
+        file: File of recorded episodes.
 
     Returns:
-        How many were `imported`, and how many were there `before`.
+        The number of `imported` episodes, and of episodes that the run held `before`.
 
     Raises:
-        ConfigError: If the environment reads no such files, or no row is of use to the run.
-        DataError: If a row is malformed, a pair, or of another environment.
+        ConfigError: If the recipe names another file of expert episodes, or the run can use no row.
+        DataError: If a row is malformed or a pair, or belongs to another environment.
     """
     recipe = run.recipe
     taken = None if recipe.expert is None else recipe.expert.file
@@ -167,14 +167,14 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether a source holds our trajectories or rows of the public forms, by the keys of its first object."""
+    """Return whether a file holds trajectories or rows in a public format, by the keys of its first object."""
     rows = (record.value for record in open_source(file).read())
     first = next((row for row in rows if isinstance(row, dict)), None)
     return first is None or not _OURS.isdisjoint(first)
 
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Yield episodes on the tasks, and conversations if there is a training on them."""
+    """Yield the file's episodes on the given tasks, and its conversations if the run trains on them."""
     known = {task.id for task in tasks}
     is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
@@ -188,7 +188,7 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
 
 
 def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Yield episodes that the environment reads, under the prompt of the run's protocol."""
+    """Yield the episodes that the environment reads from the file, with the prompt of the run's protocol."""
     protocol = make_protocol(run.recipe.protocol)
     rules: dict[str, Any] = {
         "protocol": f"{protocol.name}-{protocol.format}",
@@ -222,13 +222,13 @@ def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
 
 
 def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
-    """Play the expert's actions on one task; an expert that raises has failed.
+    """Play the expert's actions on one task. If the expert raises, the episode is FAILED.
 
     Args:
-        env: A world that is also an `Expert`.
-        job: What to play.
-        protocol: Rules to play by. In the react format, an expert without its own thoughts (see `Demonstrator`) gets a
-            template for them.
+        env: An environment that is also an `Expert`.
+        job: The episode to play.
+        protocol: Rules of the episode. In the react format, an expert without its own thoughts (see `Demonstrator`)
+            gets thoughts from a template.
     """
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy="expert")
@@ -236,21 +236,21 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
         script = [Action(write(thought, action)) for thought, action in _demonstration(env, job.task)]
     except (RunError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a failed episode is recorded
         return play_script(steps, [], error)
     failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
     return play_script(steps, script, failure)
 
 
 def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
-    """Return (thought, action) a turn of the expert."""
+    """Return `(thought, action)` for each turn of the expert."""
     if "demonstration" in abilities_of(env):
         return list(env.demonstration(task))
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 
 
 def explore(session: Session, stage: Stage) -> None:
-    """Let a policy play the tasks of an exploration, and continue the unfinished episodes of the iteration before."""
+    """Let a policy play the tasks of an exploration, and resume the unfinished episodes of the previous iteration."""
     explorer, file = explorer_of(session.recipe), session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, file) as counts:
         if session.ahead is not None:
@@ -264,7 +264,7 @@ def explore(session: Session, stage: Stage) -> None:
 
 
 def explore_jobs(session: Session, stage: Stage) -> list[Job]:
-    """Return the episodes of an exploration; of an explorer that resumes, the exploration before it must be over."""
+    """Return the jobs of an exploration. If the explorer resumes episodes, the previous exploration must be done."""
     explorer, seed, left = explorer_of(session.recipe), session.recipe.seed, list[Trajectory]()
     if explorer.traits.resumes_earlier and stage.iteration > 1:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")

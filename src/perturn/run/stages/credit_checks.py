@@ -1,4 +1,4 @@
-"""Before work: whether a credit will find all that it needs of the world and its tasks."""
+"""Check before any work that the environment and the tasks have all that a credit needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Reject a recipe whose credit of groups reads values that the environment or a task does not have."""
+    """Reject a recipe whose credit reads quantities that the environment or a task does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
@@ -42,7 +42,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Reject rows that need a quantity that cannot be computed."""
+    """Reject a row maker that needs a quantity which cannot be computed."""
     assert recipe.rows is not None
     reader = f"rows.name={rows_name(recipe)}"
     planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
@@ -51,13 +51,13 @@ def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def reads_branches(credit: Credit) -> bool:
-    """Return whether a credit reads branches, or trains on them."""
+    """Return whether a credit reads branches or trains on them."""
     needs = wanted(credit.needs).values()
     return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
 
 def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
-    """Yield why a credit that compares the samples of a task cannot weigh groups of one."""
+    """Yield a message if a credit compares the episodes of a task, and each task has only one episode."""
     if recipe.explore is None or recipe.explore.samples > 1 or recipe.explore.traits.source is not None:
         return
     if not weighs_alone(credit):
@@ -74,7 +74,7 @@ def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
 
 
 def _reward_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
-    """Yield a reward model that nothing reads."""
+    """Yield a message if the recipe has a reward model that the credit does not read."""
     if recipe.reward_model is not None and REWARD not in policies_of(credit.needs):
         yield (
             f"credit {name} reads no reward model of the run; leave reward.model out, or take credit.name=oprl without "
@@ -83,12 +83,12 @@ def _reward_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Reject branches that a credit cannot read, or that are not there.
+    """Reject a recipe whose branches a credit cannot use, or which lacks branches that a credit needs.
 
     Args:
-        recipe: Of the run, which may have branches.
-        name: The credit's.
-        credit: What may read them.
+        recipe: Recipe of the run.
+        name: Name of the credit.
+        credit: The credit.
     """
     if recipe.explore is None:
         return

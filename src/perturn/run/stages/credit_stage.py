@@ -1,4 +1,4 @@
-"""Compute the credit of a run's stored groups: the credit of its recipe, or any other."""
+"""Compute turn weights for a run's stored groups, with the credit of its recipe or any other credit."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def credit_groups(
     stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
-    """Weigh the turns of an iteration's episodes, and say where each ends.
+    """Compute the weights of the turns of an iteration's episodes, and the category of each episode.
 
     Args:
-        trajectories: Every episode that was asked for, in any order.
-        credit: What weighs.
-        needed: What it needs, by keyword, one entry for each trajectory that counts, by `data.groups.counted`.
-        drop_equal_outcomes: As `ledger` has it.
-        too_long: As `ledger` has it.
-        filtered: As `ledger` has it.
-        stale: As `ledger` has it.
-        failures: As `ledger` has it.
+        trajectories: All requested episodes, in any order.
+        credit: The credit.
+        needed: Quantities that the credit needs, by keyword, each with one entry for each trajectory that counts (see
+            `perturn.data.group_account.counted`).
+        drop_equal_outcomes: See `perturn.data.group_account.ledger`.
+        too_long: See `perturn.data.group_account.ledger`.
+        filtered: See `perturn.data.group_account.ledger`.
+        stale: See `perturn.data.group_account.ledger`.
+        failures: See `perturn.data.group_account.ledger`.
 
     Returns:
-        One row per episode, by task and sample.
+        One row for each episode, sorted by task and sample.
 
     Raises:
-        ConfigError: If the credit raises, does not give each turn a finite weight, or would take episodes for over that
-            are not.
+        ConfigError: If the credit raises, does not give each turn a finite weight, or cannot weigh unfinished episodes.
     """
     _refuse_unfinished(trajectories, credit)
     groups = groups_of(trajectories)
@@ -92,7 +92,7 @@ def credit_groups(
 
 
 def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> None:
-    """Reject a credit that weighs episodes by how they end where some are not over."""
+    """Reject a credit that needs the outcomes of episodes, if some episodes are unfinished."""
     count = sum(map(unfinished, trajectories))
     if count and not credit.traits.takes_unfinished:
         raise ConfigError(
@@ -111,26 +111,28 @@ def credit_run(
     drop_equal_outcomes: bool = False,
     writes: bool = True,
 ) -> dict[str, Any]:
-    """Compute a further credit for all explored episodes of a run.
+    """Compute the turn weights of another credit for all explored episodes of a run.
 
-    Nothing else of the run changes.
+    No other file of the run changes.
 
     Args:
         folder: The run folder; the run need not be finished.
-        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`; none:
-            the credit of the run.
-        against: Another credit to compare with: a credit that the run has weights of, or a name of CREDITS.
-        name: How the weights are named; None: as the credit.
-        reference: Policy of the run that a credit may read, for values too; None: the policy that explored, or for a
-            credit that reads `progress` the reference of the iteration.
-        drop_equal_outcomes: As `ledger` has it.
-        writes: Whether the weights are written down.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and settings of the credit, such as `credit.gamma=0.9`.
+            Empty: the credit of the run.
+        against: Another credit to compare with: a credit with stored weights in the run, or the name of an entry of
+            CREDITS.
+        name: Name for the files of the weights. None: the name of the credit.
+        reference: Policy of the run that the credit reads, also for values. None: the policy that explored; for a
+            credit that reads `progress`, the iteration's reference policy.
+        drop_equal_outcomes: See `perturn.data.group_account.ledger`.
+        writes: Whether to write the weights to files.
 
     Returns:
-        JSON data: `credit`, and for each iteration its file, counts and weights, and the comparison.
+        JSON data: the section `credit` and, for each iteration, file, counts, figures of the weights, and the
+            comparison.
 
     Raises:
-        PerturnError: If the run has explored nothing, or the credit cannot weigh it.
+        PerturnError: If the run has explored nothing, or the credit cannot weigh its episodes.
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
     section = _section(words) if words or recipe.credit is None else dict(recipe.credit)
@@ -160,7 +162,7 @@ def credit_run(
 
 
 class _Weigher:
-    """A credit on a run's stored episodes, iteration by iteration: its inputs, and the state that is carried over."""
+    """Applies a credit to a run's stored episodes, iteration by iteration, and carries learned states over."""
 
     def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
         self.credit = credit
@@ -168,8 +170,8 @@ class _Weigher:
         self._states: dict[str, State] = {}
 
     def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
-        """Compute the quantities that the credit needs, first of earlier episodes, then of explored ones."""
-        compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
+        """Compute the quantities that the credit needs for the episodes of an iteration."""
+        compares = len(policies_of(self.credit.needs)) > 1  # such as a policy and its reference
         source = RunSource(
             self._paths,
             self._recipe,
@@ -186,7 +188,7 @@ class _Weigher:
     def weigh(
         self, stage: Stage, drop_equal_outcomes: bool = False
     ) -> tuple[list[Trajectory], dict[str, Computed], list[CreditRow]]:
-        """Return explored episodes, their computed quantities where they count, and their rows, as `computed` asks."""
+        """Return an iteration's episodes, the quantities of the episodes that count, and the rows of all episodes."""
         paths, recipe = self._paths, self._recipe
         played = list(read_trajectories(paths.trajectories(stage.name)))
         members = members_of(self.credit, played, paths, recipe, stage.mark)
@@ -205,19 +207,19 @@ class _Weigher:
 def weigh_stored(
     paths: RunPaths, recipe: Recipe, section: Mapping[str, Any], iteration: int
 ) -> tuple[Credit, list[Trajectory], list[CreditRow]]:
-    """Weigh the turns of the episodes that an iteration has explored with any credit; nothing is written.
+    """Compute the turn weights of an iteration's explored episodes with any credit. Nothing is written.
 
     Args:
-        paths: Of the run.
-        recipe: Of the run.
-        section: The credit, as the section `credit` of a recipe.
-        iteration: From 1.
+        paths: Paths of the run.
+        recipe: Recipe of the run.
+        section: Settings of the credit, as in the section `credit` of a recipe.
+        iteration: Number of the iteration, from 1.
 
     Returns:
-        The credit, the episodes that it weighed, and a row of each.
+        The credit, the weighed episodes, and one row for each episode.
 
     Raises:
-        PerturnError: If the credit cannot weigh them.
+        PerturnError: If the credit cannot weigh the episodes.
     """
     credit = _make_credit(section, recipe)
     explored = [stage for stage in explored_stages(paths, recipe) if stage.iteration <= iteration]
@@ -231,7 +233,7 @@ def weigh_stored(
 
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
-    """Turn section `credit` into the credit."""
+    """Create the credit from its section, and check it."""
     credit = make_credit(section)
     wanted(credit.needs, f"credit {section['name']!r}")
     check_prover(recipe, str(section["name"]), credit)
@@ -239,7 +241,7 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 
 
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
-    """Reject a credit whose quantities cannot be computed of stored episodes."""
+    """Reject a credit whose quantities cannot be computed from stored episodes."""
     if sense_in(credit.needs):
         reader = f"credit {type(credit).__name__} reads how far an episode is from a success"
         with closing_world(world_maker(recipe)()) as env:
@@ -259,7 +261,7 @@ def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], ref
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:
-    """Return the section `credit` of the command's words."""
+    """Return the section `credit` from the overrides of a command."""
     data: dict[str, Any] = {}
     apply_overrides(data, words)
     section = data.pop("credit", None)
@@ -270,7 +272,7 @@ def _section(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
-    """Name of the files of the weights."""
+    """Return the name for the files of the weights."""
     label = _label(section) if name is None else name
     check_fit(re.fullmatch(r"[\w.,=+-]*[\w+]", label), "--as", "be usable as a file's name", label)
     other = None if against is None else _label({"name": against})
@@ -280,15 +282,15 @@ def _named(section: Mapping[str, Any], name: str | None, against: str | None) ->
 
 
 def _label(section: Mapping[str, Any]) -> str:
-    """Name of a credit's files."""
+    """Return the name of a credit's files."""
     return str(section["name"]).rpartition(":")[2]
 
 
 def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
-    """Return the explorations that are done.
+    """Return the finished exploration stages.
 
     Raises:
-        RunError: If none is, or the file of one is damaged.
+        RunError: If no exploration is done, or a file of an exploration is damaged.
     """
     manifest = read_manifest(paths.folder) or {}
     done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
@@ -302,7 +304,7 @@ def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
 
 
 def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
-    """Write a file of credits that no stage made."""
+    """Write a file of weights, unless a stage of the run has made it."""
     manifest = read_manifest(paths.folder) or {}
     if manifest.get("files", {}).get(paths.name(file), {}).get("stage") is None:
         write_credits(file, rows)
@@ -315,7 +317,7 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
 def _against(
     paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str, reference: str | None
 ) -> _Weigher | None:
-    """Return the credit to compare with, by its defaults; None where its weights of every iteration are there."""
+    """Return a weigher for the credit to compare with; None if its weights are stored for all iterations."""
     if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
         return None
     return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
@@ -329,9 +331,9 @@ def _other(
     weigher: _Weigher | None,
     weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Return rows of the credit to compare with, for its own members: stored rows, else as the credit gives them.
+    """Return the rows of the credit to compare with, from its file if stored, else computed for its own members.
 
-    A quantity that carries something over must be computed of all iterations, whichever rows are there.
+    A credit with a learned state must be computed for all iterations, even if rows are stored.
     """
     file = paths.credit(_label({"name": name}), stage.mark)
     if weigher is None or (file.is_file() and not carried_by(weigher.credit.needs)):

@@ -1,4 +1,4 @@
-"""Score policies on the same held-out tasks."""
+"""The stage that evaluates a policy on the held-out tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
 
 
 def evaluate(session: Session, stage: Stage) -> None:
-    """Play the evaluation tasks with a policy and stamp the protocol."""
+    """Play the evaluation tasks with a policy, and record the conditions of the evaluation."""
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
@@ -68,14 +68,14 @@ def evaluate(session: Session, stage: Stage) -> None:
 
 
 def _measure(session: Session, sense: str, file: Path) -> None:
-    """Write the scored episodes again, with the way that is left around each turn, except failed episodes."""
+    """Write the distance to a success around each turn into the scored episodes, except FAILED episodes."""
     episodes = list(read_trajectories(file))
     over = measured(session.recipe, [one for one in episodes if not failed(one)], sense)
     _rewrite(file, [*over, *filter(failed, episodes)])
 
 
 def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:
-    """Replace the scored episodes of a policy."""
+    """Replace the scored episodes in a policy's file."""
     file.unlink(missing_ok=True)
     with TrajectoryStore(file) as store:
         for one in episodes:
@@ -83,7 +83,7 @@ def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
-    """Return the stamp of the scores of a run, with how their episodes or actions are chosen."""
+    """Return the conditions of a run's evaluations, including judge, user and selector."""
     recipe = session.recipe
     found = stamp(
         session.panels.environment,
@@ -109,8 +109,8 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
 
 
 def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> dict[str, Any]:
-    """Write the best of several episodes of each task as the scored ones; return counts of these, and of all."""
-    session.release()  # what chooses may load models of its own
+    """Write the best episode of each task as the scored one; return counts of the scored and of all episodes."""
+    session.release()  # the selector may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
     chosen = selection.best(episodes)
     _rewrite(file, chosen)
@@ -126,16 +126,16 @@ def stamp(
     sampling: Sampling,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the conditions of a score, as `evaluation/protocol.json` holds them.
+    """Return the conditions of an evaluation for `evaluation/protocol.json`.
 
     Args:
-        environment: Its name and version.
-        settings: The section `environment`, if there is one.
-        split: Of the tasks.
+        environment: Name and version of the environment.
+        settings: The section `environment` of the recipe, or None.
+        split: Split of the tasks.
         tasks: The task list.
         protocol: Rules of the episodes.
-        sampling: How actions are decoded.
-        seed: Of the episodes.
+        sampling: Decoding of actions.
+        seed: Seed of the episodes.
     """
     return {
         "environment": environment,
@@ -151,7 +151,7 @@ def stamp(
 
 
 def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the parts of a protocol that must be equal before two scores are compared."""
+    """Return the parts of a protocol that must be equal for two scores to be comparable."""
     prompt = json.dumps(system_prompt(protocol), sort_keys=True)
     return {
         "name": f"{protocol.name}-{protocol.format}",
@@ -165,7 +165,7 @@ def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _departures(protocol: EpisodeProtocol, sampling: Sampling) -> dict[str, dict[str, float]]:
-    """Return settings of decoding in which a run is not its protocol, with both values."""
+    """Return the decoding settings in which a run departs from its protocol, with both values."""
     if protocol.sampling is None:
         return {}
     theirs, ours = dataclasses.asdict(protocol.sampling), dataclasses.asdict(sampling)

@@ -1,4 +1,4 @@
-"""Engine and turn limit of an evaluation, where they depart from plain episodes."""
+"""Engine and turn limit of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.rules import TurnControl
 from perturn.types import Engine, EpisodeProtocol, Trajectory
 
 Serve = Callable[[Engine], Engine]
-"""Makes the engine that an evaluation asks, from the engine of a policy."""
+"""Function from the engine of a policy to the engine that an evaluation uses."""
 
 
 def _as_it_is(engine: Engine) -> Engine:
@@ -20,7 +20,7 @@ def _as_it_is(engine: Engine) -> Engine:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Departures from plain episodes; none by default."""
+    """Engine and turn control of an evaluation. By default they are as in other episodes."""
 
     serve: Serve = _as_it_is
     turns: TurnControl | None = None
@@ -30,11 +30,11 @@ PLAIN = Strategy()
 
 
 def controlled(protocol: EpisodeProtocol, turns: TurnControl | None) -> EpisodeProtocol:
-    """Return rules with control of turns; a named protocol is then marked as custom.
+    """Return rules with the given turn control. A named protocol is then marked as custom.
 
     Args:
         protocol: The rules.
-        turns: The control; None: there is none.
+        turns: The turn control. None: the rules are returned unchanged.
     """
     if turns is None:
         return protocol
@@ -43,11 +43,11 @@ def controlled(protocol: EpisodeProtocol, turns: TurnControl | None) -> EpisodeP
 
 
 def extension_counts(episodes: Iterable[Trajectory], protocol: EpisodeProtocol) -> dict[str, int]:
-    """Return how many episodes were extended, and how often in all.
+    """Return the number of extended episodes, and the number of all extensions.
 
     Args:
-        episodes: Played under control of turns.
-        protocol: Their rules.
+        episodes: Episodes that were played with turn control.
+        protocol: Rules of the episodes.
     """
     assert protocol.turns is not None
     size = protocol.turns.extend or 1

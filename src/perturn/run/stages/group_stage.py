@@ -1,4 +1,4 @@
-"""Groups of an iteration: weighed once, then trained on."""
+"""Compute and store the turn weights of an iteration's groups, and read them for training."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
-    """Return the name of a recipe's credit, and the credit."""
+    """Return the name of a recipe's credit, and the credit itself."""
     assert recipe.align is not None
     return named_credit(recipe.align.loss, recipe.credit)
 
 
 def files_of(run: Run, stage: Stage) -> list[Path]:
-    """Return files of the stage that weighs groups: credits, and the state of quantities for the next iteration."""
+    """Return the files of the stage that weighs groups: turn weights, and learned states for the next iteration."""
     name, credit = own_credit(run.recipe)
     carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
     return [run.paths.credit(name, stage.mark), *carried]
 
 
 def trained_branches(run: Run, mark: str) -> list[Trajectory]:
-    """Return the branches of an iteration, where the recipe's credit trains on them; else none."""
+    """Return the branches of an iteration if the recipe's credit trains on them; otherwise an empty list."""
     _, credit = own_credit(run.recipe)
     return stored_branches(run.paths, run.recipe, mark) if credit.traits.trains_branches else []
 
 
 def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) -> None:
-    """Weigh the turns of an iteration's groups, account for every episode, and write the credits.
+    """Compute the turn weights of an iteration's groups, account for every episode, and write the result.
 
     Args:
         session: The run.
         stage: The stage that makes the rows.
-        made: Members of the groups, and which of them are not trained.
-        counts: Of the stage, which grow.
+        made: Members of the groups, with the keys of members that are not trained on.
+        counts: Counts of the stage, which are extended in place.
     """
     run, traits = session.run, traits_of(session.recipe)
     assert traits is not None
@@ -100,7 +100,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
-    """Return states that quantities have learned in the iteration before, by name; nothing where none has begun."""
+    """Return the learned states of quantities from the previous iteration, by name; empty if nothing was learned."""
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
     if not earlier:
         return {}
@@ -114,16 +114,16 @@ def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, 
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
-    """Return the members of an iteration's groups: explored episodes, and branches where the credit trains them."""
+    """Return the members of an iteration's groups: explored episodes and, if the credit trains on them, branches."""
     explored = list(read_trajectories(run.paths.trajectories(f"explore{mark}")))
     return members_of(credit, explored, run.paths, run.recipe, mark)
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
-    """Return the trained trajectories of an iteration, with weights, and the number of episodes that were asked for.
+    """Return an iteration's trajectories to train on, with weights, and the number of requested episodes.
 
-    Where the loss keeps the policy near a reference, episodes without spread take part in KL alone, if they fit the
-    length limit.
+    If the loss has a KL term to a reference, episodes without spread count in this term alone. They must fit the length
+    limit.
     """
     name, credit = own_credit(run.recipe)
     credited = read_credits(run.paths.credit(name, stage.mark))
@@ -138,7 +138,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
 
 
 def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedTrajectory:
-    """Return an episode with its weights by a credit; None: it has no spread, and counts in the KL alone."""
+    """Return an episode with its weights; without a row, with weights of 0, so that it counts in the KL term alone."""
     own_turns = carries_own_turns(credit, played)
     if row is None:
         none = (0.0,) * len(played.turns)
@@ -147,7 +147,7 @@ def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedT
 
 
 def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-    """Return the keys of episodes whose first turn, or first after another's, does not fit."""
+    """Return the keys of the episodes whose first own turn exceeds the length limit of training."""
     limit = _limit(recipe)
     if limit is None:
         return set()
@@ -157,16 +157,16 @@ def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, i
 
 
 def fits_whole(recipe: Recipe, one: Trajectory) -> bool:
-    """Return whether an episode fits whole."""
+    """Return whether a whole episode fits within the length limit of training."""
     limit = _limit(recipe)
     return limit is None or make_renderer(recipe, base_of(recipe)).encode(one).longest <= limit
 
 
 def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
-    """Return whether the sides of each pair are the same tokens within the limit, and part after it.
+    """Return, for each pair, whether both sides have the same tokens within the length limit [pairs].
 
-    A pair of which a first turn does not fit is none of these; training refuses it, and says so. So is each pair where
-    the policy cannot be read here.
+    False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the
+    policy's tokenizer is not available here.
     """
     limit = _limit(recipe) if engine_settings(recipe).traits.serves_checkpoints else None
     if limit is None:
@@ -177,7 +177,7 @@ def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[
 
 
 def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
-    """Return tokens of the turns that fit; None where not even the first one does."""
+    """Return the token ids of the turns that fit; None if not even the first turn fits."""
     try:
         return renderer.encode(side, limit).ids
     except DataError:
@@ -185,5 +185,5 @@ def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int,
 
 
 def _limit(recipe: Recipe) -> int | None:
-    """Return the longest sequence of training, in tokens; None: any."""
+    """Return the length limit of training, in tokens; None without a limit."""
     return recipe.model.max_length or context_length(empty_model(base_of(recipe)))

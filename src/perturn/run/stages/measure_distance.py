@@ -1,4 +1,4 @@
-"""Questions to the environment about recorded episodes: the way left to a success around each turn, and corrections."""
+"""Ask the environment about recorded episodes: the distance to a success around each turn, and corrections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, 
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """Return the sense in which rows or credits read the remaining path of each turn; None: they do not."""
+    """Return the measure of the distance to a success that rows or credits read; None if they read none."""
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
@@ -37,7 +37,7 @@ def sense_of(recipe: Recipe) -> str | None:
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
-    """Reject to measure in a world that cannot say how far an episode is from its end."""
+    """Reject a recipe that reads the distance to a success if the environment cannot measure it."""
     scored = recipe.evaluate and recipe.evaluate.distance
     if not (sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored):
         return
@@ -48,22 +48,22 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
 
 
 def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
-    """Return the pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
+    """Return the pairs, with the distance to a success of each turn if the recipe reads it; see `measured`."""
     sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
 def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None = None) -> list[Trajectory]:
-    """Return the episodes, with the remaining path of their turns if the recipe asks for it.
+    """Return the episodes, with the distance to a success of each turn if the recipe reads it.
 
     Args:
-        recipe: Of the run.
-        episodes: In any order.
-        sense: In which sense; None: as the rows ask for it.
+        recipe: Recipe of the run.
+        episodes: Episodes, in any order.
+        sense: Measure of the distance. None: the measure that the recipe's rows or credits read.
 
     Raises:
-        DataError: If a world answers otherwise than it did when an episode was recorded.
-        EnvironmentFailure: If the environment's answer is not a path.
+        DataError: If the environment's observations differ from the recorded ones.
+        EnvironmentFailure: If the environment returns a wrong number of distances.
     """
     sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:
@@ -72,13 +72,13 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
     found: dict[int, Trajectory] = {}
     with closing_world(world_maker(recipe)()) as env:
         for one in track(episodes, "remaining path", "episodes"):
-            if id(one) not in found:  # an expert's episode may be in several pairs
+            if id(one) not in found:  # an expert episode may be in several pairs
                 found[id(one)] = _measured(env, one, protocol, sense)
     return [found[id(one)] for one in episodes]
 
 
 def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str) -> Trajectory:
-    """Return one episode with the remaining path of its turns."""
+    """Return an episode with the distance to a success around each turn."""
     sent = replay(env, recorded, protocol)
     commands = [command for command in sent if command is not None]
     left = list(env.remaining(recorded.task, commands, sense))
@@ -96,7 +96,7 @@ def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: 
 
 
 def check_corrector(recipe: Recipe, env: Environment) -> None:
-    """Reject to correct episodes in a world whose expert cannot take over."""
+    """Reject a row maker that corrects episodes, if the environment's expert cannot take over an episode."""
     if recipe.rows is not None and recipe.rows.traits.corrects:
         reader = f"rows.name={rows_name(recipe)} needs an expert who takes over from another"
         check_abilities(env, "correct", reader=reader, otherwise="take another row maker")
@@ -106,15 +106,16 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
     """Let the expert finish episodes after a given number of their turns.
 
     Args:
-        recipe: Of the run.
-        wanted: Explored episodes, and how many of their turns are kept.
+        recipe: Recipe of the run.
+        wanted: Explored episodes, each with the number of turns to keep.
 
     Returns:
-        Trajectories in that order, each with its task, sample and seed, where the expert has a way; not all succeed.
-        `taken_over` says which turns are the expert's.
+        Corrected episodes in the same order, with task, sample and seed of the explored episode. Episodes without a
+        solution of the expert are left out. Not all corrected episodes succeed. The turns after the first `taken_over`
+        turns are the expert's.
 
     Raises:
-        DataError: If a world answers otherwise than it did when an episode was recorded.
+        DataError: If the environment's observations differ from the recorded ones.
     """
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
@@ -125,13 +126,13 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
 
 
 def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) -> Trajectory | None:
-    """Play the first turns of an episode again, and the expert's after them; None where he has no way.
+    """Replay the first turns of an episode, then play the expert's actions; None if the expert has no solution.
 
     Args:
-        env: A world that is also a `Corrector`.
+        env: An environment that is also a `Corrector`.
         begun: The episode.
-        turns: How many of its turns are kept.
-        protocol: The rules that it was played by.
+        turns: Number of turns to keep.
+        protocol: The protocol of the episode.
     """
     kept = replace(begun, turns=begun.turns[:turns])
     commands = [command for command in replay(env, kept, protocol) if command is not None]

@@ -1,4 +1,4 @@
-"""Check that a recipe's model can be built, without weights. This needs no trainer, so a score starts sooner."""
+"""Check that a recipe's model can be built, without weights and without a trainer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perturn.run.session import backend_settings
 from perturn.table import locate
 
 _VOCABULARY = 700
-"""Assumed size of the vocabulary before its texts are known, about ALFWorld's."""
+"""Assumed vocabulary size of a model to be pretrained, about as large as ALFWorld's."""
 
 
 def empty_base(recipe: Recipe) -> Any:
-    """Return the model that a run begins with, without weights; a model to be pretrained gets a made-up vocabulary."""
+    """Return the model that a run begins with, without weights. A model to be pretrained gets an assumed vocabulary."""
     if recipe.base is None:
         return empty_model(recipe.model.name)
     with torch.device("meta"):
@@ -27,15 +27,15 @@ def empty_base(recipe: Recipe) -> Any:
 
 
 def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
-    """Build the model without its weights, and its trainer.
+    """Check a recipe's model, its adapters and its length limit, without loading weights.
 
     Args:
-        recipe: Of the run.
-        trains: Whether it will be trained.
-        renderer: Of the model; None: the run makes it.
+        recipe: Recipe of the run.
+        trains: Whether the model will be trained.
+        renderer: Renderer of the model. None: the run makes the model itself.
 
     Raises:
-        PerturnError: If it cannot be trained as the recipe says.
+        PerturnError: If the model cannot be trained as the recipe says.
     """
     model = empty_base(recipe)
     if renderer is not None:

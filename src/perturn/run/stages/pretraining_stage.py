@@ -26,7 +26,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
 
 
 def show_lessons(session: Session, stage: Stage) -> None:
-    """Play every task of the base's task list as its expert does, and with errors, and record the episodes."""
+    """Record expert, noisy-expert and random episodes for the pretraining of the base."""
     run, recipe = session.run, session.recipe
     assert recipe.base is not None
     file = run.paths.trajectories(stage.name)
@@ -41,7 +41,7 @@ def show_lessons(session: Session, stage: Stage) -> None:
 
 
 def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
-    """Return episodes to play: sample 0 by the expert, then noisy-expert ones, and for some tasks a random one."""
+    """Return the jobs to play: expert and noisy-expert episodes of each task, and random episodes of some tasks."""
     last = settings.clumsy + 1
     return [
         *make_jobs(tasks, settings.seed, last),
@@ -54,10 +54,10 @@ def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
 
 
 def taught(run: Run) -> list[Trajectory]:
-    """Return the lessons of a base in the order of its tasks: successes of expert and noisy expert.
+    """Return the training episodes of a base: successful expert and noisy-expert episodes, sorted by sample and task.
 
     Raises:
-        RunError: If there is none.
+        RunError: If no episode is successful.
     """
     assert run.recipe.base is not None
     file, last = run.paths.trajectories("lessons"), run.recipe.base.clumsy + 1
@@ -68,7 +68,7 @@ def taught(run: Run) -> list[Trajectory]:
 
 
 def heard(run: Run) -> set[str]:
-    """Return all texts of the lessons, and the answer to an action that was not understood."""
+    """Return all texts for the tokenizer: texts of all recorded episodes, and the reminder after a malformed action."""
     texts = {FORMATS[make_protocol(run.recipe.protocol).format].reminder}
     for one in read_trajectories(run.paths.trajectories("lessons")):
         texts.update(str(message["content"]) for message in one.messages)
@@ -76,7 +76,7 @@ def heard(run: Run) -> set[str]:
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Reject an environment whose expert cannot play badly."""
+    """Reject an environment that has no expert, noisy expert or random player."""
     if recipe.base is None:
         return
     with closing_world(world_maker(recipe)()) as env:
@@ -89,7 +89,7 @@ def check_teacher(recipe: Recipe) -> None:
 
 
 def _shown(env: Environment, job: Job, settings: Base, protocol: EpisodeProtocol) -> Episode:
-    """Yield a lesson, which asks no engine."""
+    """Play an episode for pretraining, which needs no engine."""
     yield from ()
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy=_player(job, settings))
@@ -104,7 +104,7 @@ def _player(job: Job, settings: Base) -> str:
 
 
 def _script(env: Any, job: Job, settings: Base, protocol: EpisodeProtocol) -> Sequence[str]:
-    """Return commands of a lesson."""
+    """Return the commands of an episode for pretraining."""
     player = _player(job, settings)
     if player == "expert":
         return list(env.expert(job.task))

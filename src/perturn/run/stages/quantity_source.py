@@ -1,4 +1,4 @@
-"""Source of quantities in a run: its policies, its world, its branches, and the members of its groups."""
+"""Source of the inputs of quantities in a run: policies, environment, branches and group members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perturn.types import Environment, Trajectory, came_back
 
 
 class RunSource(Source):
-    """An iteration of a run, as the input of quantities. Each policy is opened once."""
+    """Inputs of quantities from an iteration of a run. Each policy is opened once."""
 
     def __init__(
         self,
@@ -48,16 +48,17 @@ class RunSource(Source):
         start: str | None = None,
         states: Mapping[str, State] | None = None,
     ) -> None:
-        """Open the quantities of a run and an iteration.
+        """Create the source for an iteration of a run.
 
         Args:
-            paths: Of the run.
-            recipe: Of the run.
-            iteration: From 1.
-            reference: Name of the reference policy; None: the reference of the iteration.
-            acted: Name of the policy that is used in place of the playing policy; None: the playing policy itself.
-            start: Name of the policy that is used in place of the start of the loop; None: the start itself.
-            states: What quantities have learned in the iteration before, by name.
+            paths: Paths of the run.
+            recipe: Recipe of the run.
+            iteration: Number of the iteration, from 1.
+            reference: Name of the reference policy. None: the iteration's reference policy.
+            acted: Name of the policy that takes the place of the exploring policy. None: the exploring policy itself.
+            start: Name of the policy that takes the place of the start policy. None: the policy that the first
+                iteration starts from.
+            states: Learned states of quantities from the previous iteration, by the name of the quantity.
         """
         self._paths, self._recipe = paths, recipe
         explorer = policy_of(recipe, iteration - 1)
@@ -73,14 +74,14 @@ class RunSource(Source):
         self.iteration = iteration
 
     def policy_name(self, role: str) -> str:
-        """Return the name of the policy that has a role; a name is its own."""
+        """Return the name of the policy with a role. The name of a policy is returned unchanged."""
         return self._names.get(role, role)
 
     def policy(self, role: str) -> Reader:
-        """Open a policy, by its role or its name.
+        """Open a policy by its role or its name.
 
         Raises:
-            RunError: If it is not there.
+            RunError: If the policy does not exist.
         """
         name = self.policy_name(role)
         if name not in self._open:
@@ -97,7 +98,7 @@ class RunSource(Source):
         return closing_world(world_maker(self._recipe)())
 
     def branches(self) -> list[Trajectory]:
-        """Return the branches of the iteration that count."""
+        """Return the iteration's branches that count in the statistics of their groups."""
         found = stored_branches(self._paths, self._recipe, mark(self._recipe, self.iteration))
         return counted(found, failures_of(self._recipe))
 
@@ -106,23 +107,23 @@ class RunSource(Source):
         return seed_of(self._recipe.seed, name)
 
     def tell(self, text: str) -> None:
-        """Print it where progress is printed."""
+        """Print a text to the console."""
         console.print(text)
 
 
 def reference_of_iteration(recipe: Recipe, iteration: int) -> str:
-    """Return the reference of an iteration; of one without any, the policy that the loop begins with."""
+    """Return the name of an iteration's reference policy; without one, the policy before the first iteration."""
     found = {one.command: one.reference for one in stages(recipe) if one.iteration == iteration}
     return found.get("credit") or found.get("train") or policy_of(recipe, 0)
 
 
 def states_of(computed: Mapping[str, Computed]) -> dict[str, State]:
-    """Return the learned state of computed quantities for the next iteration, by name."""
+    """Return the learned states of quantities for the next iteration, by the name of the quantity."""
     return {name: one.state for name, one in computed.items() if one.state is not None}
 
 
 def write_state(file: Path, state: State) -> None:
-    """Write the learned state of a quantity, whole or not at all."""
+    """Write the learned state of a quantity, completely or not at all."""
     with replacing(file, foreign=(SafetensorError,)) as fresh:
         save_file({name: each.contiguous() for name, each in state.items()}, fresh)
 
@@ -131,7 +132,7 @@ def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
     """Read the learned state of a quantity.
 
     Raises:
-        RunError: If it is not there, or damaged.
+        RunError: If the file is missing or damaged.
     """
     if not file.is_file():
         raise RunError(
@@ -139,23 +140,23 @@ def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
             "the run folder to begin anew."
         )
     try:
-        # In memory as it was before, or sums are rounded otherwise.
+        # Cloned, since another memory layout would change the rounding of sums.
         return {name: one.clone() for name, one in load_file(file).items()}
     except SafetensorError as error:
         raise RunError(f"{file} holds no {quantity}: {error}; restore it from a copy.") from error
 
 
 def _open_other(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
-    """Open a policy that is none of the run: a folder or a Hub id."""
+    """Open a policy from outside the run, by its folder or Hub id."""
     budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
     return open_reader(name, None, chat_template(recipe.model), budget)
 
 
 def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
-    """Open a policy of the run to be read.
+    """Open a policy of the run for reading.
 
     Raises:
-        RunError: If it is not there.
+        RunError: If the policy does not exist.
     """
     budget, template = (
         recipe.align.token_budget if recipe.align else TOKEN_BUDGET,
@@ -181,14 +182,14 @@ def read_needs(
     needs: Sequence[str | Need],
     reader: str = "the explorer",
 ) -> dict[str, Sequence[Any]]:
-    """Return the requested quantities by name, an entry for each episode.
+    """Return the requested quantities by name, each with one entry for each episode [episodes].
 
     Args:
         session: The run.
         stage: The stage that plays branches, or makes rows.
-        episodes: Explored episodes that did not FAIL, by task and sample.
-        needs: Requests; the distance to a success is measured into the episodes instead.
-        reader: Who needs them, for messages.
+        episodes: Explored episodes that are not FAILED, sorted by task and sample.
+        needs: Requested quantities. The distance to a success is skipped, since it is stored in the episodes.
+        reader: The part that needs the quantities, for messages.
     """
     wanted = [need for need in needs if name_of(need) != Distance.name]
     source = RunSource(session.run.paths, session.recipe, stage.iteration)
@@ -196,21 +197,21 @@ def read_needs(
 
 
 def failures_of(recipe: Recipe) -> str:
-    """Return how FAILED episodes count in the statistics of a run's groups, one of `data.group_account.FAILURES`."""
+    """Return how FAILED episodes count in the statistics of a run's groups, one of `group_account.FAILURES`."""
     return recipe.rows.traits.failed if recipe.rows else "leave_out"
 
 
 def members_of(
     credit: Credit, explored: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, mark: str
 ) -> list[Trajectory]:
-    """Return the trajectories that a credit weighs: explored episodes, and their branches where it trains these too.
+    """Return the trajectories that a credit weighs: explored episodes and, if it trains on them, their branches.
 
     Args:
-        credit: What weighs.
-        explored: Episodes of an iteration.
-        paths: Of the run.
-        recipe: Of the run.
-        mark: Of the iteration.
+        credit: The credit.
+        explored: Explored episodes of an iteration.
+        paths: Paths of the run.
+        recipe: Recipe of the run.
+        mark: Mark of the iteration, such as `-003`.
     """
     if not credit.traits.trains_branches:
         return list(explored)

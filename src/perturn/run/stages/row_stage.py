@@ -1,4 +1,4 @@
-"""Make the rows of an alignment from an iteration's explored episodes, by the row maker of the recipe."""
+"""Make the training rows of an alignment with the recipe's row maker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from perturn.table import locate
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTrajectory}
-"""Kind of rows -> class of a row of the user's own."""
+"""Classes of the user's own rows, by the kind of rows."""
 
 
 def make_rows(session: Session, stage: Stage) -> None:
-    """Make the rows of an iteration, report where its episodes ended, and write the rows.
+    """Make the training rows of an iteration, print how its episodes were used, and write the rows.
 
     Raises:
-        RunError: If there is nothing to train on, and nothing is hoped for in a later iteration.
+        RunError: If there is nothing to train on, and no later iteration can change this.
     """
     run, recipe = session.run, session.recipe
     assert recipe.rows is not None
@@ -72,7 +72,7 @@ def make_rows(session: Session, stage: Stage) -> None:
 
 
 def prefer(session: Session, stage: Stage) -> None:
-    """Pair an iteration's episodes with each other by how they ended, for its reward model; there may be no pair."""
+    """Make preference pairs from an iteration's explored episodes, for its reward model. There may be no pair."""
     run, settings = session.run, session.recipe.reward_model
     assert settings is not None
     file, played = run.paths.preferences(stage.mark), _explored(run, stage)
@@ -86,19 +86,19 @@ def prefer(session: Session, stage: Stage) -> None:
 
 
 def read_rows(run: Run, stage: Stage) -> list[Any]:
-    """Return the rows of an iteration that `make_rows` made; not for groups."""
+    """Return the rows of an iteration that `make_rows` wrote. Not for groups."""
     file = _file(run, stage)
     pairs = run.recipe.rows is not None and run.recipe.rows.traits.makes == "pairs"
     return list(read_pairs(file) if pairs else read_records(file, WeightedTrajectory))
 
 
 def expert_episodes(session: Session) -> list[Trajectory]:
-    """Return the expert's successes, in the order of SFT's task list, then conversations.
+    """Return the successful expert episodes for SFT, in the order of its task list, then conversations.
 
-    Of the user's file, all.
+    If the user gave a file of expert episodes, all its successes are returned.
 
     Raises:
-        RunError: If there is none.
+        RunError: If there is no successful episode.
     """
     recipe, file = session.recipe, session.run.paths.trajectories("expert")
     episodes = _successes(session.run)
@@ -113,7 +113,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Reject rows that a policy would not see in full, and rows that need missing log-probabilities."""
+    """Reject row makers that need the whole history or log-probabilities, if the recipe lacks these."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -127,7 +127,7 @@ def check_made(recipe: Recipe) -> None:
 
 
 def _inputs(session: Session, stage: Stage) -> RowInputs:
-    """Return the inputs of the row maker of the recipe, as its traits say."""
+    """Return the inputs of the recipe's row maker that its traits ask for."""
     run, recipe = session.run, session.recipe
     assert recipe.rows is not None
     traits, alone = recipe.rows.traits, recipe.rows.traits.makes in ("single", "labelled")
@@ -160,7 +160,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
 def _quantities(
     session: Session, stage: Stage, ended: Sequence[Trajectory]
 ) -> dict[str, dict[tuple[str, int], Any]]:
-    """Return the inputs of a row maker besides the distance to a success, by name and by the key of an episode."""
+    """Return the quantities that a row maker needs, except the distance, by name and by key of an episode."""
     rows = session.recipe.rows
     assert rows is not None
     needs = [need for need in rows.needs if name_of(need) != Distance.name]
@@ -178,18 +178,18 @@ def _quantities(
 
 
 def _explored(run: Run, stage: Stage) -> list[Trajectory]:
-    """Return the explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
+    """Return the explored episodes of an iteration, sorted by key, since the order in the file depends on timing."""
     found = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
     return sorted(found, key=lambda one: one.key)
 
 
 def _successes(run: Run) -> list[Trajectory]:
-    """Return the expert's episodes that solved their tasks."""
+    """Return the successful expert episodes."""
     return [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
 
 
 def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
-    """Return the rows of the previous iteration, which include the rows of all earlier iterations."""
+    """Return the rows of the previous iteration, which include the rows of all iterations before it."""
     if stage.iteration == 1:
         return []
     before = run.paths.outcomes(mark(run.recipe, stage.iteration - 1))
@@ -197,7 +197,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 
 def _limit(recipe: Recipe) -> Limit:
-    """Return the length limit of training; the tokenizer is loaded when it is needed."""
+    """Return the length limit of training. The tokenizer is loaded when it is first needed."""
     found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),
@@ -211,7 +211,7 @@ def _files(run: Run, stage: Stage) -> tuple[Path]:
 
 
 def _file(run: Run, stage: Stage) -> Path:
-    """Return the file of an iteration's rows; not for groups."""
+    """Return the path of an iteration's rows. Not for groups."""
     assert run.recipe.rows is not None
     pairs = run.recipe.rows.traits.makes == "pairs"
     return run.paths.pairs(stage.mark) if pairs else run.paths.outcomes(stage.mark)

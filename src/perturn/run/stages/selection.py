@@ -1,4 +1,4 @@
-"""The selector of an evaluation at work: among several episodes of each task, or several actions at each turn."""
+"""Run the selector of an evaluation on several episodes of each task, or on several actions at each turn."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class Selection:
-    """The selector of a run's evaluation, opened for one policy when it is first asked."""
+    """The selector of a run's evaluation for one policy. Its models are loaded at the first use."""
 
     def __init__(self, run: Run, policy: str, section: Mapping[str, Any]) -> None:
-        """Make the selector.
+        """Create the selector.
 
         Args:
-            run: The run that scores.
-            policy: The policy that is scored.
-            section: Section `evaluate.select` of its recipe.
+            run: The run that evaluates.
+            policy: Name of the evaluated policy.
+            section: The section `evaluate.select` of the recipe.
         """
         self._run, self._policy, self._name = run, policy, str(section["name"])
         self._selector, self._samples = make_selector(section), int(section["samples"])
@@ -61,7 +61,7 @@ class Selection:
         return made(inputs)
 
     def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
-        """Return the function that opens a thing, for a selector whose traits name it."""
+        """Return the function that opens an input of the selector, if the selector's traits declare this input."""
 
         def refuse() -> T:
             raise ConfigError(
@@ -72,7 +72,7 @@ class Selection:
         return opened if need in self._needs else refuse
 
     def _open(self, path: str) -> Any:
-        """Return a `perturn.select.protocol.OpenPolicy`."""
+        """Open a policy for the selector, as a `perturn.select.protocol.OpenPolicy`."""
         recipe = self._run.recipe
         budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
         return locate("perturn.quantities.readers:open_reader")(
@@ -96,15 +96,16 @@ class Selection:
         return lambda prompt, action: understood(action, reader, prompt.tools)
 
     def best(self, drawn: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the episode of each task with the highest score, in the order of tasks.
+        """Return, for each task, the episode with the highest score, in the order of the tasks.
 
-        Of equal episodes it is the first sample. A FAILED episode is chosen where all of its task are.
+        Of episodes with equal scores, the first sample is chosen. A FAILED episode is chosen only if all episodes of
+        its task are FAILED.
 
         Args:
-            drawn: All episodes.
+            drawn: All candidate episodes.
 
         Raises:
-            PerturnError: If the engine gave no log-probabilities that are needed, or code of the user's fails.
+            PerturnError: If the engine gave no log-probabilities although the selector needs them, or user code fails.
         """
         whole = [one for one in drawn if not failed(one)]
         self._require_logprobs([turn.action for one in whole for turn in one.turns])
@@ -119,10 +120,10 @@ class Selection:
         return [max(each, key=rank) for each in of_task.values()]
 
     def serving(self, jobs: Iterable[Job]) -> Serve:
-        """Return an engine that answers each prompt with the best of several actions.
+        """Return a function that wraps an engine, so that it answers each prompt with the best of several actions.
 
         Args:
-            jobs: The episodes that may be played.
+            jobs: Jobs of all episodes that may be played.
         """
         tasks = {job.conversation: job.task for job in jobs}
 
@@ -136,13 +137,13 @@ class Selection:
         return serve
 
     def index(self, task: Task, prompt: Prompt, actions: Sequence[Action]) -> int:
-        """Return the index of the action with the highest score; of equal ones the first.
+        """Return the index of the action with the highest score; of equal scores, the first index.
 
         Raises:
-            PerturnError: If the engine gave no log-probabilities that are needed, or code of the user's fails.
+            PerturnError: If the engine gave no log-probabilities although the selector needs them, or user code fails.
         """
         numbers = range(len(actions))
-        for number in numbers:  # weights that hold NaN: the episode refuses the action, and says so
+        for number in numbers:  # weights with NaN: the episode rejects this action
             if not all(map(isfinite, actions[number].logprobs or ())):
                 return number
         self._require_logprobs(actions)
@@ -157,12 +158,12 @@ class Selection:
             )
 
     def counts(self) -> dict[str, float]:
-        """Return numbers on the selector's work; a selector that was not used yet is opened for that."""
+        """Return counts of the selector's work. A selector that was not used yet is opened first."""
         self._score  # noqa: B018
         return self._counts
 
 
 def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Return how many actions were sampled for the turns of episodes, and their tokens, including the taken ones."""
+    """Return the number of actions that were sampled for the episodes' turns, and of their tokens."""
     written = [turn.action.candidates for one in episodes for turn in one.turns]
     return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}

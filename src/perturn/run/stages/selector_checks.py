@@ -1,4 +1,4 @@
-"""Check before any work that an evaluation can use the selector of the recipe."""
+"""Check before any work that an evaluation can use the recipe's selector."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _OF_ENGINE: dict[SelectorNeed, str] = {
     "logprobs": "the log-probabilities of what was sampled",
     "policy": "the policy in memory",
 }
-"""The needs that an engine which serves checkpoints provides."""
+"""Needs of a selector that only an engine which serves checkpoints provides, with descriptions for messages."""
 _OF_RUN: dict[SelectorNeed, str] = {
     "start": "it reads the policy from which another was trained, and no policy here is trained; score a policy in "
     "the checkpoints of the run that trained it.",
     "explored": "it learns from explored episodes, and nothing is explored here; add the section explore, or score a "
     "policy in the checkpoints of a run that explored.",
 }
-"""The needs that the run which made a policy provides, and the remedy where there is no such run."""
+"""Needs of a selector that the run which made the policy provides, with the message if there is no such run."""
 
 
 def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Reject an evaluation that would choose among equal candidates, or by missing values.
+    """Reject an evaluation whose candidates would be equal, or whose selector lacks an input.
 
     Args:
-        recipe: Of the run that scores.
-        maker: The run that will have made its policy; None: look.
+        recipe: Recipe of the run that evaluates.
+        maker: The run that will have made the policy. None: the run is looked up.
     """
     if recipe.evaluate is None or recipe.evaluate.select is None:
         return
@@ -54,12 +54,12 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
 
 
 def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
-    """Return whether a selector could choose here, whatever runs make."""
+    """Return whether a selector works in this recipe without files of another run."""
     return traits.needs.isdisjoint(_OF_RUN) and _problem(recipe, traits, among, None) is None
 
 
 def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Maker | None) -> str | None:
-    """Return a sentence on the missing needs of a selector; None if nothing is missing."""
+    """Return a message about a missing need of a selector; None if nothing is missing."""
     if among not in traits.among:
         only = traits.among[0]
         return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."
@@ -82,16 +82,16 @@ def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Make
 
 
 def _is_trained(recipe: Recipe) -> bool:
-    """Return whether a policy that is evaluated was trained from another."""
+    """Return whether any evaluated policy was trained from another policy."""
     scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
     return any(learned_from(recipe, policy) is not None for policy in scored)
 
 
 def refuse_seen(recipe: Recipe, panels: Panels) -> None:
-    """Reject a selector that has learned from the outcomes of the tasks that it chooses on.
+    """Reject a selector that learns from explored episodes of the evaluation tasks.
 
     Raises:
-        PerturnError: If tasks are explored and scored, or nobody can tell.
+        PerturnError: If tasks are both explored and evaluated, or the explored tasks are not known.
     """
     if recipe.evaluate is None or "explored" not in recipe.evaluate.needs:
         return
@@ -109,7 +109,7 @@ def refuse_seen(recipe: Recipe, panels: Panels) -> None:
 
 
 def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
-    """Return tasks of the run that made the policy."""
+    """Return the task lists of the run that made the policy."""
     maker = find_maker(recipe)
     panels = None if maker is None else read_panels(maker.paths.tasks)
     if maker is None or panels is None:

@@ -1,4 +1,4 @@
-"""Before work: settings that are impossible while the exploring policy changes."""
+"""Check before any work that a recipe with `staleness` has no setting which needs a fixed exploring policy."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from perturn.training.credit_choice import make_loss, named_credit
 
 
 def check_staleness(recipe: Recipe) -> None:
-    """Reject a recipe with `staleness` that has a part which needs one exploring policy, or the engine to itself.
+    """Reject a recipe with `staleness` if a part needs a fixed exploring policy, or the engine for itself.
 
     Raises:
-        ConfigError: With the setting to change.
+        ConfigError: If the recipe is rejected; names the setting to change.
     """
     check_none(f"staleness is {recipe.staleness}, and {fault}" for fault in _faults(recipe))
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """Yield settings that exclude each other."""
+    """Yield messages about settings that do not work with `staleness`."""
     explore, align = recipe.explore, recipe.align
     if recipe.iterations == 1 or align is None or explore is None:
         yield "there is no next iteration to explore meanwhile; set iterations > 1, or staleness=0."
@@ -63,7 +63,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _credit_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield missing inputs of a credit."""
+    """Yield messages about quantities of the credit that need a fixed exploring policy or the environment."""
     assert recipe.align is not None
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     for quantity, request in wanted(credit.needs, f"credit {name}").values():

@@ -1,6 +1,6 @@
-"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs, groups or episodes.
+"""Train a run's policies: pretraining of a base, SFT on expert episodes, and alignment on pairs, groups or episodes.
 
-And its reward models, which are policies too.
+Reward models are trained by the same code.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from perturn.train_processes import from_leader, leads, world_size
 from perturn.training.turn_trainer import TurnTrainer
 
 ONCE = ("base", "sft")
-"""Training stages that come before the iterations."""
+"""Training stages before the iterations."""
 _ROUNDING = 0.1
-"""Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
+"""Largest median difference of log-probabilities, in nats, that bfloat16 rounding may cause; 0.03 was measured."""
 
 
 def train(session: Session, stage: Stage) -> None:
-    """Train a policy, going on from the last complete checkpoint, and save it whole."""
+    """Train the policy of a stage, resuming from the last complete checkpoint, and save it."""
     run, recipe = session.run, session.recipe
     if recipe.iterations == 1 or stage.name in ONCE:
         session.release()
-    else:  # the engine stays open, and gets the new weights
+    else:  # the engine stays open and gets the new weights
         session.rest()
     rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
@@ -85,20 +85,20 @@ def train(session: Session, stage: Stage) -> None:
 def train_rows(
     session: Session, stage: Stage, tell: Callable[..., None], asked: Callable[[], bool]
 ) -> dict[str, int]:
-    """Train a policy in one of the processes of a launch; return the counts of the training data.
+    """Train a policy in one of several processes, and return the counts of the training data.
 
     Args:
-        session: Of this process.
-        stage: The training.
-        tell: Gets the number of steps, and of steps that were done before, as `total` and `done`.
-        asked: Whether the driver has asked for a checkpoint and the end.
+        session: Session of this process.
+        stage: The training stage.
+        tell: Function that receives the number of all steps and of steps done before, as `total` and `done`.
+        asked: Function that returns whether the driver has asked for a checkpoint and the end.
     """
     rows, episodes = _rows(session, stage)
     return _train(session, stage, rows, episodes, tell, asked)
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """Return the rows of a stage, and the number of episodes they were selected from; None: all of these."""
+    """Return a stage's training rows, and the number of episodes that they were selected from; None: all are rows."""
     run, recipe = session.run, session.recipe
     if stage.name == "base":
         return taught(run), None
@@ -110,14 +110,14 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
 
 
 def _settings(recipe: Recipe, stage: Stage) -> Train:
-    """Return the section of a training stage."""
+    """Return the settings of a training stage."""
     settings = recipe.training(stage.section)
     assert isinstance(settings, Train)
     return settings
 
 
 def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
-    """Return the model that a stage trains, before the training, and its tokenizer."""
+    """Return the model that a stage starts from, and its tokenizer."""
     run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
         told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
@@ -140,7 +140,7 @@ def _train(
     tell: Callable[..., None] = lambda **_: None,
     asked: Callable[[], bool] = lambda: False,
 ) -> dict[str, int]:
-    """Train on at least one row; counts of the training data."""
+    """Train on one row or more, and return the counts of the training data."""
     run, recipe = session.run, session.recipe
     settings = _settings(recipe, stage)
     partial = run.paths.partial(stage.policy)
@@ -195,7 +195,7 @@ def _train(
 
 
 def _files(run: Run, stage: Stage) -> list[Path]:
-    """Return files of a training stage: a checkpoint and files in `metrics/`."""
+    """Return the files that a training stage makes: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
@@ -207,13 +207,13 @@ def _files(run: Run, stage: Stage) -> list[Path]:
 
 
 def _save_steps(settings: Train, rows: int) -> int:
-    """Return steps between checkpoints: at most a quarter of the training."""
+    """Return the number of steps between checkpoints, at most a quarter of all steps."""
     steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
     return min(settings.save_steps, math.ceil(steps / 4))
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint; half-written ones are removed."""
+    """Return the newest complete checkpoint, and remove half-written checkpoints."""
     complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:  # the trainer writes its state last
@@ -227,7 +227,7 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
-    """Return counts of the training data: all tokens, tokens with loss, turns, and turns cut by the limit."""
+    """Return the counts of the training data: tokens, tokens with loss, turns, and turns dropped for their length."""
     found = [side for example in examples for side in example.sides]
     return {
         "examples": len(examples),
@@ -241,10 +241,10 @@ def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
 def _write_reference(
     run: Run, stage: Stage, settings: Train, trainer: TurnTrainer, examples: Sequence[Example]
 ) -> None:
-    """Keep the reference's log-probabilities of each turn and token of the pairs, and the loss with its defaults.
+    """Write the reference's log-probabilities of the pairs, and the settings of the loss with defaults filled in.
 
-    `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row per pair, in the order of
-    `pairs.jsonl`.
+    `metrics/confidence.jsonl` (values for each turn) and `metrics/reference.jsonl` (values for each token) have one row
+    for each pair, in the order of `pairs.jsonl`.
     """
     turns, tokens, ids = "", "", set[int]()
     for example in examples:
@@ -265,9 +265,10 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
-    """Report how far the log-probabilities that the reference sampled its episodes with are from those just computed.
+    """Report how much the reference's log-probabilities differ between sampling and training.
 
-    The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
+    The training side comes from the reference pass, so the report costs no further pass. The figures are written to
+    `metrics/agreement.json`.
     """
     found = summary(
         differences(episode, side, logprobs)
@@ -284,7 +285,7 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
 
 
 def _say_agreement(run: Run, stage: Stage) -> None:
-    """Report the content of `metrics/agreement.json`, if it exists."""
+    """Print the content of `metrics/agreement.json`, if it exists."""
     file = run.paths.agreement(stage.mark)
     if not file.is_file():
         return
@@ -298,7 +299,7 @@ def _say_agreement(run: Run, stage: Stage) -> None:
 
 
 def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return confidence and weight of one side's turns that carry loss, and their tokens' log-probabilities."""
+    """Return confidence and weight of a side's turns with loss, and the log-probabilities (nats) of their tokens."""
     side, logprobs = example.sides[index], example.reference[index]
     kept = [(token, turn) for token, turn in zip(side.ids, side.turn, strict=True) if turn != NO_TURN]
     turn = torch.tensor([turn for _, turn in kept])
@@ -317,12 +318,12 @@ def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _logged(entry: Mapping[str, Any]) -> str:
-    """Return a line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
+    """Return a line of metrics with sorted keys, as in checkpoints, so that a resumed training writes equal lines."""
     return json.dumps(entry, sort_keys=True)
 
 
 class _Progress(TrainerCallback):
-    """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
+    """Callback that shows progress, writes each metric to a file at once, and keeps only the newest checkpoint."""
 
     def __init__(self, run: Run, stage: str, what: str, tell: Callable[..., None]) -> None:
         self._run, self._file, self._what, self._tell = run, run.paths.metrics(stage), what, tell
@@ -333,11 +334,11 @@ class _Progress(TrainerCallback):
         self._tokens: Tokens | None = None
 
     def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
-        """Measure progress by the tokens that pass through a trainer, with the expected number per epoch."""
+        """Measure progress by the tokens that pass through a trainer; `an_epoch` is the expected number per epoch."""
         self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
 
     def close(self) -> None:
-        """Take the bar from the screen, also after an error."""
+        """Remove the progress bar from the screen, also after an error."""
         self._open.close()
 
     def say(self, notice: str) -> None:
@@ -347,7 +348,7 @@ class _Progress(TrainerCallback):
             self._bar.what = notice
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        # After a resume, entries past the checkpoint will be made again.
+        # Drop entries after the checkpoint, since a resumed training makes them again.
         if leads():
             write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
@@ -365,7 +366,7 @@ class _Progress(TrainerCallback):
         self._bar.advance()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        # `save_total_limit` doubts the file system where two checkpoints are less than a second apart.
+        # `save_total_limit` does not trust the file times of checkpoints that are less than a second apart.
         for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
             if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
                 shutil.rmtree(checkpoint)
@@ -373,7 +374,7 @@ class _Progress(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
+        if logs is None or "train_runtime" in logs:  # the trainer's final summary is no step
             return
         entry = {**logs, "step": state.global_step}
         if leads():

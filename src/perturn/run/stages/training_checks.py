@@ -1,4 +1,4 @@
-"""Check that the losses and credits of a recipe can train, with a stage's settings as the trainer takes them."""
+"""Check the losses and credits of a recipe, and convert a stage's settings to the trainer's settings."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _ARGUMENTS = {
     "warmup_ratio": "warmup_steps",
     "scheduler": "lr_scheduler_type",
 }
-"""Settings of `Train` that have other names in transformers."""
-if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
+"""Names in transformers of the settings of `Train` that have another name there."""
+if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # absent from older versions
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
 _SAID = {"single": "single trajectories", "labelled": "labelled trajectories"}
-"""Kind of rows -> the kind in words, where that is another."""
+"""Descriptions of kinds of rows that differ from their names."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
-"""Settings of `Base`, and of `Align` and `Reward`, that do not belong to a single training."""
+"""Settings of `Base`, `Align` and `RewardModel` that the trainer does not have."""
 
 
 def check_training(recipe: Recipe) -> None:
-    """Make the losses, credits and the trainer's settings, before work.
+    """Create the losses, credits and trainer settings of all training stages, to find mistakes before any work.
 
     Raises:
-        ConfigError: If a setting is wrong, or what it needs is not installed.
+        ConfigError: If a setting is wrong, or a package that it needs is not installed.
     """
     trainings = trainings_of(recipe)
     for name, settings in trainings.items():
@@ -69,21 +69,21 @@ def check_training(recipe: Recipe) -> None:
 
 
 def trainings_of(recipe: Recipe) -> dict[str, Train]:
-    """Return the settings of each training of a recipe, by the name of its section."""
+    """Return the settings of all training stages of a recipe, by the name of the section."""
     sections = ("base", "sft", REWARD_MODEL, "align")
     found = {name: recipe.training(name) for name in sections}
     return {name: settings for name, settings in found.items() if settings is not None}
 
 
 def _rows_for(recipe: Recipe, name: str) -> str:
-    """Return the kind of rows that a training stage has."""
+    """Return the kind of rows that a training stage gets."""
     if name == "align" and recipe.rows is not None:
         return recipe.rows.traits.makes
     return "pairs" if name == REWARD_MODEL else "single"
 
 
 def distances_read(recipe: Recipe) -> set[str]:
-    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    """Return the measures of the distance to a success that the credits of a recipe read."""
     found = []
     for name in (REWARD_MODEL, "align"):
         settings = recipe.training(name)
@@ -95,19 +95,19 @@ def distances_read(recipe: Recipe) -> set[str]:
 
 
 def _makers_of(kind: str) -> list[str]:
-    """Return row makers that make a kind of rows, of those that have a default for each setting."""
+    """Return the names of the row makers that make a kind of rows with their default settings."""
     made = {name: at_defaults(each) for name, each in ROWS.items()}
     return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
-    """Return the trainer's settings for a stage; without a model, the settings that depend on it are left open."""
+    """Return the trainer's settings for a stage. Without a model, settings that depend on the model are not set."""
     where, config = device(), None if model is None else model.config
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
     own["per_device_train_batch_size"] = share_of(settings.batch_size, recipe.launch.processes)
-    own["max_grad_norm"] = settings.max_grad_norm or 0.0  # transformers' word for never
+    own["max_grad_norm"] = settings.max_grad_norm or 0.0  # 0 means never in transformers
     own.setdefault("seed", recipe.seed)
     if recipe.launch.sharding == "fsdp2" and world_size() > 1:
         own |= fsdp2(recipe.launch.cpu_offload)
@@ -120,7 +120,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
         bf16=compute_dtype(recipe.model.dtype, where, config) is torch.bfloat16,
         use_cpu=where.type == "cpu",
         logging_steps=1,
-        report_to=[],  # trackers are opened for each stage, in the run folder
+        report_to=[],  # trackers are opened for each stage
         run_name=f"{recipe.name}-{output.stem}",
         project=PROJECT,
         disable_tqdm=True,
