@@ -29,7 +29,7 @@ _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 
 @dataclass(frozen=True)
 class House:
-    """The current state of a game, with the PDDL problem's ids as names. `World` shares the fields: do not change them."""
+    """Current state of a game, with ids of the PDDL problem as names. The fields belong to `World`: only read them."""
 
     goal: Sequence[Literal]
     here: str
