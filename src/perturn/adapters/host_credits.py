@@ -14,7 +14,7 @@ from perturn.training.credit_choice import check_credit, make_credit
 from perturn.types import Action, Task, Trajectory, Turn
 
 STATES = "state keys"
-"""Name of the input "state keys": a key of the state before each turn, which the host's user records."""
+"""Name of an input of credits that compare states: a key of the state before each turn, recorded by the host's user."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ _CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
     ),
     "validity of actions": lambda at, turn: replace(turn, valid=at % 3 > 0),
 }
-"""Name of an input -> function that changes it in a turn. The first argument is the turn's index plus the sample."""
+"""Name of an input -> function (number, turn) that returns the turn with another value of the input."""
 
 
 def _probe(credit: Credit, group: Sequence[Trajectory]) -> list[list[float]]:

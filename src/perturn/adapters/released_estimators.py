@@ -1,8 +1,8 @@
 """Advantage estimators of other libraries as credits, to measure their bias: `perturn check-credit verl:rloo`.
 
 The library's own released code runs on a batch of one group. The batch has the form of the library's rollouts. Each
-turn is one token, since the bias is measured per choice of a token, and an observation of one token follows it. Tensors
-are float64, while the libraries train in float32.
+turn is one token, since the bias is measured per choice of a token. An observation of one token follows each turn.
+Tensors are float64, while the libraries train in float32.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReleasedEstimator:
 
     @property
     def traits(self) -> CreditTraits:
-        """Traits of the credit: it needs a whole group, with this discount."""
+        """Traits of the credit: it needs a whole group, and it discounts rewards by `discount`."""
         return CreditTraits(needs_group=True, weighs_alone=True, discount=self.discount)
 
     def __call__(

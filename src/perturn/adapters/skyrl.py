@@ -1,7 +1,7 @@
 """Adapter for SkyRL 0.3: one advantage per turn, for whole and for step-wise trajectories.
 
-`PerTurnAdvantages` is a mixin for SkyRL's trainer, which reads `loss_mask`. SkyRL's registry of estimators is not used:
-its estimators get `response_mask`, which includes observations, so turns cannot be separated. With step-wise
+`PerTurnAdvantages`, a mixin for SkyRL's trainer, finds the turns in `loss_mask`. SkyRL's registry of estimators is not
+used: its estimators get `response_mask`, which includes observations, so turns cannot be separated. With step-wise
 trajectories, the rewards of all steps count, while SkyRL's own estimators read only the last step's reward.
 """
 

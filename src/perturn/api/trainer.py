@@ -1,4 +1,4 @@
-"""Train models on rows without a run folder; both are Python objects."""
+"""Train models on rows without a run folder; models and rows are Python objects."""
 
 from __future__ import annotations
 

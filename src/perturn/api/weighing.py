@@ -56,8 +56,8 @@ def weigh(
             0. The weights of their own turns are 0 in both cases.
 
     Returns:
-        The trajectories in the given order, each with a weight per turn [turns], without unit. If the credit sets them,
-        there are also factors on the clip range per turn. `train` takes these rows.
+        The trajectories in the given order, each with a weight per turn [turns], without unit. Credits that set clip
+        ranges also give a factor on the clip range per turn [turns]. `train` takes these rows.
 
     Raises:
         ConfigError: If the credit is unknown or does not declare its inputs, or an input is missing.

@@ -71,7 +71,7 @@ def check_abilities(environment: Environment, *names: str, reader: str, otherwis
         environment: The environment.
         names: Methods that it must have.
         reader: Start of the error message: the component that calls the methods, and why.
-        otherwise: End of the error message: what to do if the environment stays.
+        otherwise: End of the error message: a remedy that does not change the environment.
 
     Raises:
         ConfigError: If a method is missing. An example of the message is
@@ -101,7 +101,7 @@ class Expert(Protocol):
 
 
 class Demonstrator(Expert, Protocol):
-    """An environment whose expert also writes a thought before each action; formats without thoughts need none."""
+    """An environment whose expert also writes a thought before each action, for formats that contain thoughts."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
         """Return one pair (thought, action) per turn; the actions equal the actions of `expert`."""
@@ -109,7 +109,7 @@ class Demonstrator(Expert, Protocol):
 
 
 class Teacher(Expert, Protocol):
-    """An environment that also plays badly on purpose, so that a model without pretraining sees all its texts."""
+    """An environment that also provides imperfect and random play, as training data for models without pretraining."""
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
         """Return actions of an expert that makes mistakes and recovers; each seed gives other mistakes."""

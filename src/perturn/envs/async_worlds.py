@@ -18,7 +18,7 @@ from perturn.engines.event_loop import EventLoop
 from perturn.types import Environment
 
 _CORE = ("tasks", "reset", "step", "close")
-"""Methods to check on the object itself too, since an object may define them without its class."""
+"""Methods that are also looked up on the object itself, since they may be attributes of the object alone."""
 
 
 Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]

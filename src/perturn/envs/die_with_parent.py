@@ -21,7 +21,7 @@ from pathlib import Path
 _SET_CHILD_SUBREAPER = 36
 """Constant PR_SET_CHILD_SUBREAPER of Linux's `prctl`."""
 _CHILDREN = Path("/proc/self/task")
-"""Folder of this process's threads; the file `children` of each lists process ids."""
+"""Folder of this process's threads. The file `children` of a thread lists the process ids of its children."""
 
 
 def die_with_parent(lifeline: int) -> None:

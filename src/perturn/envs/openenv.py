@@ -1,7 +1,8 @@
 """Client for text environments on OpenEnv servers. Each environment object holds one WebSocket session.
 
-`pip install "perturn[openenv]"` installs only `websockets`. The messages follow `openenv` 0.10. Its own client is not
-used, since it requires forty packages, some in versions that conflict with training. The server may run on any machine.
+`pip install "perturn[openenv]"` installs only `websockets`. The messages follow `openenv` 0.10. OpenEnv's own client is
+not used, since it requires forty packages, some in versions that conflict with training. The server may run on any
+machine.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _observation(fields: dict[str, Any]) -> Observation:
 
 
 def _packed(form: Form, value: Any, what: str) -> Any:
-    """Return an argument or result as plain data; an iterable of a form other than `task` becomes a list.
+    """Return an argument or result as plain data: a task becomes a dict, and other iterables become lists.
 
     Raises:
         EnvironmentFailure: If the value does not have the form.

@@ -62,8 +62,8 @@ class TrlFactory:
 
         Args:
             make: Class or other factory that TRL's `environment_factory` accepts, written `module:Class`.
-            rows: Split -> file or folder of rows, or a data set of the Hub. A row has the key `prompt`, a text or a
-                list of one user message, and the arguments of `reset`.
+            rows: Split -> file or folder of rows, or a data set of the Hub. The key `prompt` of a row is a text or a
+                list with one user message. All keys are passed to `reset`.
             settings: Keyword arguments of the callable.
             ask_reward: When `get_reward()` is called. `each`: after each action. `end`: once, after the final answer.
             success_reward: An episode whose total reward is at least this counts as solved.
@@ -168,7 +168,7 @@ def _prompt_text(prompt: Any) -> str:
     """Return the text of a row's prompt.
 
     Raises:
-        EnvironmentFailure: If the prompt is a list of other messages than one user message.
+        EnvironmentFailure: If the prompt is neither a text nor a list with one user message.
     """
     if isinstance(prompt, str):
         return prompt

@@ -38,7 +38,7 @@ _INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
 _LISTED = "listed"
 """Key in `Task.data` that holds a plain value returned by `tasks`."""
 _LONGEST_ID = 80
-"""Number of characters up to which a listed text is also the id of its task."""
+"""Largest length, in characters, of a listed text that becomes the id of its task."""
 
 
 class OwnWorld:
@@ -329,7 +329,7 @@ def _observation(answer: Any, calls: int) -> Any:
 
 
 def _with_tools(posed: Observation, tools: Any) -> Observation:
-    """Return an observation that offers tools, given as schemas or functions, as schemas for chat templates."""
+    """Add tools to an observation, converting schemas and functions to the form that chat templates expect."""
     if callable(tools):
         tools = tools()
     listed = tools.values() if isinstance(tools, Mapping) else tools

@@ -35,7 +35,7 @@ class _Taken:
     """Prompt, tools and template variables of the conversation."""
     turn: Turn
     conversation: str
-    """Engine's name of the conversation."""
+    """Name that the engine uses for the conversation."""
     reward: float | None = None
     """Reward of the turn that the agent posted; None: none."""
 
@@ -56,7 +56,7 @@ class Session:
     sampling: Sampling | None = None
     """Sampling settings of all answers; None: the settings in each request."""
     reads_thoughts: bool = True
-    """Whether the engine's chat template shows the thoughts of earlier turns."""
+    """Whether the policy reads the thoughts of earlier turns."""
     reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False
     """Whether requests are assigned to the session by their conversation, since they name no session."""
@@ -291,7 +291,7 @@ class Session:
     def _conversation(self, follows: int) -> str:
         """Return the engine's name for the conversation that a new turn continues.
 
-        If another turn already continues or is continuing it, the conversation branches and gets a new name.
+        If that turn is not the newest of its conversation, or the conversation is in use, the name is new.
 
         Args:
             follows: Index of the continued turn, or `OPENS`.

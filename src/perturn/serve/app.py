@@ -34,7 +34,7 @@ PROTOCOLS: Mapping[str, ServedProtocol] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
-"""Path -> provider's protocol that it speaks."""
+"""Path -> protocol of a model provider."""
 HEADER = "x-perturn-session"
 """HTTP header that names the session of a request."""
 _GONE = 499

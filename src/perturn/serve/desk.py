@@ -176,7 +176,7 @@ class Desk:
     # Answer a request.
 
     def session_of(self, ask: Ask, name: str | None) -> tuple[Ask, Session]:
-        """Return a request and its session. A previous response that the request names is replaced by its conversation.
+        """Return a request and its session; the conversation of `previous_response_id` is prepended to the request.
 
         Raises:
             Refusal: If a message is malformed, a parameter is not supported, or there is no such response.

@@ -51,12 +51,14 @@ def _list(module: str, attribute: str, sources: tuple[str, ...]) -> None:
 
 
 def _serve(name: str, rollout: Any, control: int, lifeline: int) -> None:
-    """Fork a process for each order until the parent closes the socket, and send back its process id.
+    """Fork a process for each episode that is requested through a socket, and send back the process id.
+
+    The function returns when the parent closes the socket.
 
     Args:
         name: Name of the function, for error messages.
         rollout: The function.
-        control: File descriptor of the socket from which orders are read.
+        control: File descriptor of the socket. A message is the path of an episode's `order` file; see `_play`.
         lifeline: File descriptor of a socket that closes when the parent dies.
     """
     import openai  # noqa: F401  imported here once, so that no fork has to

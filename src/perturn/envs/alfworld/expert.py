@@ -30,7 +30,7 @@ _TASKS = tuple(
     )
 )
 Promise = Callable[[str, str, int], float]
-"""Function (thing, kind of receptacle, number of receptacles of the kind) -> rank of a search there; see `promise`."""
+"""Function (thing, kind of receptacle, number of receptacles of the kind) -> score of a search there; see `promise`."""
 _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
 _COMMANDS = re.compile(
     r"(?P<verb>go to|[a-z]+) (?P<thing>[a-z]+ \d+)(?: (?:from|to|in/on|with) (?P<place>[a-z]+ \d+))?"
@@ -250,7 +250,7 @@ def _known(player: Player, place: str) -> list[str]:
 
 
 def _target(player: Player) -> str:
-    """Return the target receptacle: of the wanted kind, the one with the most wanted things, or else the first."""
+    """Return the receptacle of the wanted kind in which most wanted things were seen; the first of equals."""
     choices = [each for each in player.places if kind(each) == player.wish.place]
     return max(choices, key=lambda each: len(_known(player, each)), default="")
 

@@ -1,4 +1,4 @@
-"""Play ALFWorld games as observations, and check the settings that all ALFWorld environments share."""
+"""Play ALFWorld games command by command, and check the settings that all ALFWorld environments share."""
 
 from __future__ import annotations
 

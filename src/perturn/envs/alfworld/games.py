@@ -48,7 +48,7 @@ PANELS: Mapping[str, tuple[int, str]] = {
     "valid_seen": (140, "cc3d2e964ba360c43049c459137d04711d8ef1ac8fc2ecdf704af677f6f20304"),
     "valid_unseen": (134, "c2da12ecefba61db0651f2c2973fe2fcb46b808ebc60a2f5b8c1368951ab5334"),
 }
-"""Split -> number of games in the official data, and the `ids_digest` of their ids."""
+"""Split -> number of games in the official data, and a hash of their ids (see `ids_digest`)."""
 
 _FOLDER = "json_2.1.1"
 _FILE = "game.tw-pddl"

@@ -1,7 +1,8 @@
 """Generate games that resemble ALFWorld's: a room with things, and a solvable task.
 
 These games are not ALFWorld's, so everything made from them is named `alfworld-like`. A split and a number determine a
-game completely. The task is chosen first. Then the things that it needs are placed so that it is unsolved but solvable.
+game completely. The task is chosen first. Then the things that it needs are placed, so that it is not solved yet but
+can be solved.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ROOMS = {
         "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
     ),
 }
-"""Room -> its kinds of receptacles as `kind:least-most`, and the kinds of things that may be in it."""
+"""Room -> its kinds of receptacles with the range of their number (`kind:least-most`), and its kinds of things."""
 
 _FLAGS = {
     "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "

@@ -20,7 +20,7 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
-"""Version of the environment; raised whenever a number gives another game, or the version of `alfworld` is raised."""
+"""Version of the environment; raised whenever the game of a task changes, or the version of `alfworld` is raised."""
 
 
 class ALFWorldLike(GamesTaught):
@@ -43,7 +43,7 @@ class ALFWorldLike(GamesTaught):
         Args:
             grammar: Wording of commands, as for `ALFWorld`.
             kinds: Kinds of tasks to list. Empty: all six.
-            train_games: Number of games in `train`. A smaller number gives the first games of a larger split.
+            train_games: Number of games in `train`. With a smaller number, the split has the first of these games.
             valid_games: Number of games in `valid_seen`, and in `valid_unseen`.
         """
         self.grammar = check_grammar(grammar)

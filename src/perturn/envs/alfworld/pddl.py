@@ -34,7 +34,7 @@ _ARGUMENTS = {
 _PREDICATES = {name: kinds.split() for kinds, names in _ARGUMENTS.items() for name in names.split()}
 """Predicate of ALFWorld's domain -> kinds of its arguments. Only `thing` is checked: its id must contain `_bar_`."""
 _MOST_LITERALS, _MOST_VARIABLES = 16, 8
-"""Largest numbers of literals and of variables in a goal. Goals of ALFWorld have at most 8 and 6."""
+"""Largest numbers of literals and of variables in a goal. ALFWorld's goals have at most 8 literals and 6 variables."""
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
     pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
 _GOAL_ORDER = _TRIED.split()

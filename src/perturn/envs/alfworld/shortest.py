@@ -2,8 +2,8 @@
 
 A solution is a sequence of subtasks: fetch a thing, treat it, put it down, or light a lamp. Walking to a receptacle and
 opening it belong to the subtask that needs them. So an edge of the search is a subtask, not a single command. Commands
-that are in no shortest solution are not searched. They are: opening an unused receptacle, taking an unwanted thing, a
-treatment that the task does not require, and putting a fetched thing anywhere but into the target.
+that no shortest solution contains are not searched: opening an unused receptacle, taking an unwanted thing, a treatment
+that the task does not require, and putting a fetched thing anywhere but into the target.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class GamesTaught(ABC):
 _JITTER = 0.5
 """Standard deviation of the log-normal factor that multiplies the search scores of `promise`."""
 _DETOUR, _FAILURE = 0.10, 0.12
-"""Probabilities, before a command of the expert, of walking to another place and of a command that fails."""
+"""Probabilities that a walk to another place, or a command that fails, is inserted before a command of the expert."""
 _DETOURS = 3
 """Largest number of walks in one detour."""
 _WRONG_NUMBER = 0.7

@@ -81,7 +81,7 @@ class World:
         return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."
 
     def state_key(self) -> str:
-        """Return a hash of all changes since the start. Which receptacles an object has left is not included."""
+        """Return a hash of all changes since the start, except the record of receptacles that objects have left."""
         text = "\n".join(sorted(map(" ".join, self._changes)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

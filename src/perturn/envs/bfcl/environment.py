@@ -66,7 +66,7 @@ class Bfcl:
     Differs from BFCL: Calls are executed by name with JSON arguments and never evaluated as Python. Only offered tools
     can be called. Schemas do not describe return values. A malformed call is answered with a reminder, while BFCL takes
     it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth task and `train` the rest.
-    These two splits are Perturn's, for training. Scores on them are not comparable with BFCL's.
+    Perturn defines these two splits for training. Scores on them are not comparable with BFCL's.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(

@@ -84,7 +84,8 @@ def question_id(question: str) -> str:
 def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the paragraphs of a question in the distractor setting.
 
-    HotpotQA's own file has pairs of title and sentences. The Hub's data set has a list of titles and one of sentences.
+    HotpotQA's own file has a list of pairs (title, sentences). The Hub's data set has a list of titles and a list of
+    sentences.
 
     Raises:
         DataError: If the question has no paragraphs.

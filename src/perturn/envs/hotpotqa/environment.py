@@ -50,8 +50,8 @@ class HotpotQA:
     the last result it answers `No more results.` `finish[answer]` ends the episode with the reward. Any other action is
     `valid=False`.
 
-    The default reward is F1, since it distinguishes a nearly right answer from a wrong one. An example is the pair
-    filter of tlm-DRE, which needs a gap above 0.4: an answer with one word too many is then not taken for a failure.
+    The default reward is F1, since it distinguishes a nearly right answer from a wrong one. For example, tlm-DRE makes
+    a pair only if the rewards differ by more than 0.4. So an answer with one extra word is not used as a rejected one.
     Success is exact match (EM) for both rewards. So by default, a report's average score is F1 and its success rate is
     EM.
 
@@ -66,7 +66,7 @@ class HotpotQA:
     )
 
     name = _VERSION
-    """Name of the environment. Instances append the reward, `match` and a hash of the corpus, which change scores."""
+    """Name of the environment. Instances append the settings `reward` and `match` and a hash of the corpus."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Examiner:
         """Return the rating of one answer, on `SCALE`.
 
         Args:
-            conversation: Id of the task, which names the conversation to the judge.
+            conversation: Id of the task.
             form: Name of the prompt template.
             texts: Placeholder in the template -> its text.
 

@@ -91,19 +91,19 @@ class ScienceWorld:
     """ScienceWorld as an `Environment` and an `Expert`.
 
     **Processes.** Construction is cheap. The first call that needs the simulator starts a JVM. All instances of a
-    process with the same `jvm_memory` share it, each with its own simulator, and closing the last instance ends it.
-    Calls are serialized, so threads are safe but not faster. An instance cannot be used in a forked process: make it
-    inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises, and the next `reset` starts a new
-    JVM. A process of its own for each instance would only cost memory (`docs/environments.md` has the numbers).
+    process with the same `jvm_memory` share the JVM, each with its own simulator. Closing the last instance ends the
+    JVM. Calls are serialized, so threads are safe but not faster. An instance cannot be used in a forked process: make
+    it inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises, and the next `reset` starts a
+    new JVM. A process of its own for each instance would only cost memory (`docs/environments.md` has the numbers).
 
     **Observations.** Observations have the simulator's text, without trailing white space. The simulator takes no seed.
-    When an episode is replayed, it may list things in another order or show a temperature that is one degree off. So
-    store observations instead of replaying actions.
+    When an episode is replayed, things may be listed in another order, or a temperature may be one degree off. So store
+    observations instead of replaying actions.
 
     **Rewards.** The reward of an action is the increase of the highest score so far; scores are in [0, 1]. So rewards
     sum to the highest score and are never negative, even if the agent focuses on a wrong object, which ends the
-    episode. If a task has a score before the first action, that score belongs to the first action's reward. It is lost
-    if the first action focuses on a wrong object.
+    episode. If a task has a score before the first action, the score is part of the first action's reward, unless that
+    action focuses on a wrong object.
 
     **Actions.** An action that the simulator does not understand is `valid=False` and takes no simulated time. An
     ambiguous action is valid, and its answer is a menu. The next action must then be a number. Any other action is not
@@ -247,7 +247,7 @@ class ScienceWorld:
         return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
-        """Return the `state_key` of everything visible now. The two looks take no simulated time and 0.1 ms."""
+        """Return the `state_key` of everything visible now. Reading room and inventory takes no simulated time."""
         assert self._simulator is not None
         assert self._task is not None
         seen = (
@@ -258,7 +258,7 @@ class ScienceWorld:
 
 
 def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = False) -> None:
-    """Load a task into a simulator; `gold` also has the simulator make the gold actions.
+    """Load a task into a simulator; with `gold`, the simulator also computes the gold actions.
 
     Raises:
         EnvironmentFailure: If the kind or the variation of the task does not exist.

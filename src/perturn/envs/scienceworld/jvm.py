@@ -20,7 +20,7 @@ from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
 from perturn.io.scratch import scratch_folder
 
 ANSWER_LIMIT_S = 60
-"""Time limit for starting the JVM and for one answer, in seconds. Making gold actions takes up to 4 s."""
+"""Time limit for starting the JVM and for one answer, in seconds. Computing gold actions takes up to 4 s."""
 
 _LOCK = threading.RLock()
 _JVMS: dict[tuple[int, str], Jvm] = {}
@@ -152,7 +152,7 @@ class Jvm:
 
 
 def _shared_jvm(memory: str) -> Jvm:
-    """Return this process's JVM with a heap size; start it if none is running."""
+    """Return this process's JVM for a heap size; start the JVM if it is not running."""
     key = os.getpid(), memory
     if key in _JVMS and not _JVMS[key].alive:
         _JVMS[key].stop()  # removes the JVM from _JVMS

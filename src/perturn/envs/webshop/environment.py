@@ -81,7 +81,7 @@ class WebShop:
     )
 
     name = _VERSION
-    """Name of the environment. Instances append `observation` and a hash of the files, which change scores."""
+    """Name of the environment. Instances append the setting `observation` and a hash of the files."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class WebShop:
             default_price: Price of products without a price, in dollars. None: reject such products. WebShop takes 100.
             observation: Format of pages: `text` (one line, parts joined by [SEP]) or `text_rich` (marked buttons).
             show_attributes: Whether product pages have a button that shows the attributes.
-            splits: Split -> first goal and end of its range, not included. None as the end: all other goals.
+            splits: Split -> range of goals as (first, end), without `end`. If `end` is None, all later goals belong to
+                the split.
         """
         check_installed("webshop", "webshop", MODULES)
         self.observation = check_known("observation", observation, pages.OBSERVATIONS, "webshop")

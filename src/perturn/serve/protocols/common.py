@@ -25,7 +25,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "best_of": (1,),
 }
-"""Unsupported parameter that changes sampling -> values with which it has no effect, which are accepted."""
+"""Unsupported sampling parameter -> its accepted values, which have no effect on sampling."""
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 
@@ -103,14 +103,14 @@ def check_plain(value: object, param: str) -> None:
     """Check that a value can be stored and rendered; NaN, for example, cannot.
 
     Raises:
-        Refusal: If it cannot. The message names the wrong part.
+        Refusal: If the value cannot be stored or rendered. The message names the wrong part.
     """
     if found := fault(value, param):
         raise Refusal(400, f"{found}.", "invalid_value", param)
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that is unique in this process and across processes."""
+    """Return an id that no other response has, in this process or another one."""
     return f"{prefix}{_STEM}{next(_NUMBERS):08x}"
 
 
