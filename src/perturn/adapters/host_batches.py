@@ -35,7 +35,7 @@ class HostEpisode:
     last turn. These parts are moved from there to their turns, so the sum of rewards does not change."""
 
     def trajectory(self, sample: int) -> Trajectory:
-        """Return the episode as a trajectory for a credit. It counts as solved if its total reward is above 0.
+        """Return the episode as a trajectory for a credit; an episode with a total reward above 0 counts as solved.
 
         Args:
             sample: Number of the episode in its group.

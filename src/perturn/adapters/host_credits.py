@@ -36,8 +36,8 @@ def host_credit(
     Args:
         host: Name of the host.
         credit: A credit, the name of a credit, or a section `credit`.
-        gives: Input besides rewards and groups (STATES or the name of a quantity) -> None if the host provides it, or
-            else the remedy for the error message.
+        gives: Input besides rewards and groups (STATES or the name of a quantity) -> None if the host provides the
+            input, else a remedy.
 
     Raises:
         ConfigError: If the credit is unknown, or the host does not provide one of its inputs.

@@ -107,7 +107,7 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """Function from the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """Function (module, name, settings) -> estimator, and whether it reads V. It removes the settings that it reads."""
+    """Function (module, name, settings) -> estimator, and whether it reads V. Settings that are read are removed."""
 
 
 def is_released(name: str) -> bool:
@@ -123,8 +123,8 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
             `gamma` and `lam`.
 
     Raises:
-        ConfigError: If the library is not installed or has no such estimator, or the estimator reads an input that
-            episodes of the small test processes do not have.
+        ConfigError: If the library is not installed or lacks the estimator, or the estimator reads an input that the
+            small test processes do not have.
     """
     host, _, name = str(section["name"]).partition(":")
     library = _LIBRARIES[host]

@@ -1,8 +1,8 @@
 """Adapter for TRL 1.16: `GRPOTrainer` with one advantage per turn.
 
 `PerTurnAdvantages` is a mixin for `trl.GRPOTrainer`. A turn is a run of tokens that the model wrote, between the tokens
-of tool results. Keys of states and rewards of turns are optional. They are read from the attributes `state_keys` and
-`turn_rewards` of TRL's environments, or from columns with these names that a `rollout_func` returns.
+of tool results. State keys and rewards of turns are optional. An environment records them in its attributes
+`state_keys` and `turn_rewards`. A `rollout_func` returns them as columns with these names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adapter for verl 0.9: one advantage per turn, by a registered estimator or a mixin for the trainer.
 
 `register` adds an advantage estimator, to which verl passes masks, rewards and groups. `PerTurnAdvantages` is a mixin
-for a trainer of `verl.trainer.ppo.v1`. It also reads two lists that the agent loop may record in the `extra_fields` of
-each output:
+for a trainer of `verl.trainer.ppo.v1`. The mixin also reads two lists that the agent loop may record in the
+`extra_fields` of each output:
 
 - `state_keys`: a key of the state before each turn.
 - `turn_rewards`: the part of the session's score that each turn earned.

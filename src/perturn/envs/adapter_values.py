@@ -11,7 +11,7 @@ from perturn.types import Observation, Task
 
 
 def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the number of tasks in each split; None stands for 200 train and 100 test.
+    """Return the number of tasks in each split; for None, return 200 for `train` and 100 for `test`.
 
     Raises:
         ConfigError: If no split is given, or a split has no task.

@@ -110,8 +110,8 @@ def _at(error: Exception, module: str) -> str:
 def module_files(name: str) -> tuple[Path, list[Path]]:
     """Return the source files of `module:object` or `file.py:object`, without running them.
 
-    They are the module's own file and the local modules that it imports, directly or not. Files of installed packages
-    are left out, since a run records the versions of packages.
+    The result has the module's own file and the local modules that it imports, directly or not. Files of installed
+    packages are left out, since a run records the versions of packages.
 
     Args:
         name: Name in the form that `load_object` takes.

@@ -35,8 +35,8 @@ class TrlFactory:
     A task is a row of the dataset that TRL would train on. The first observation is the row's `prompt`, followed by the
     result of `reset(**row)`. Public methods are the tools; transformers makes their schemas from their docstrings. If a
     tool raises an exception, the message is its result, as in TRL. An answer without tool calls ends the episode.
-    Tools, `reset` and `get_reward` may be `async def`. They share one event loop, so a connection stays open between
-    calls.
+    Tools, `reset` and `get_reward` may be `async def`. All of them share one event loop, so a connection stays open
+    between calls.
 
     The rewards of an episode sum to the last value of `get_reward()`. By default it is called after each action, so
     that an episode cut off by a turn limit gets the same reward as in TRL. TRL calls it only once per episode. If a

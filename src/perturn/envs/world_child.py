@@ -16,7 +16,7 @@ def main(pipe: int, lifeline: int) -> None:
 
     Args:
         pipe: File descriptor of the socket for calls and answers.
-        lifeline: File descriptor of a socket without data. It closes if the parent dies, and then this process is
+        lifeline: File descriptor of a socket without data. If the parent dies, the socket closes, and this process is
             killed.
     """
     die_with_parent(lifeline)

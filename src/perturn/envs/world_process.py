@@ -1,12 +1,12 @@
 """Run each environment in a process of its own, with time limits. A crash or a hang loses only the current episode.
 
-A "world" is one object of an environment. A child process is a new interpreter in its own session, never a fork. It
-gets the name and settings of the environment to make. Unlike a process spawned by `multiprocessing`, it does not import
-the main module again. So scripts need no `if __name__ == "__main__"`, and children do not load torch.
+A "world" is one object of an environment. A child process is a new interpreter in its own session, never a fork. The
+child gets the name and settings of the environment to make. Unlike a process spawned by `multiprocessing`, the child
+does not import the main module again. So scripts need no `if __name__ == "__main__"`, and children do not load torch.
 
 The child's output is read, and error messages quote its last lines. A child and the processes that it started, such as
-a JVM, are killed together. They also die if the main process is killed. Only processes that moved to another session
-survive.
+a JVM, are killed together. All of them also die if the main process is killed, except processes that moved to another
+session.
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ class Endpoint:
         """Start the server in a thread.
 
         Args:
-            engine: Engine that answers prompts. It stays open when the endpoint is closed. Do not use it elsewhere
-                until then.
+            engine: Engine that answers prompts. Do not use the engine elsewhere while the endpoint is open. The engine
+                stays open when the endpoint is closed.
             settings: Address and limits; None: a free port on localhost.
-            key: API key that clients must send; None: a new random key. It is only kept in memory.
+            key: API key that clients must send; None: a new random key. The key is only kept in memory.
             record: Folder for the episodes of sessions that clients open; None: do not record them.
             reward: Function that returns the reward of each finished episode, instead of rewards that clients post.
             environment: Name of the agents' environment, recorded in the trajectories.
@@ -108,7 +108,7 @@ class Endpoint:
         Args:
             task: Task that the agent plays.
             sample: Number of the episode among the episodes of the same task.
-            seed: Seed of the episode. It has the same effect as in an episode that Perturn plays itself.
+            seed: Seed of the episode, with the same effect as in an episode that Perturn plays itself.
             sampling: Sampling settings of all answers; None: the settings in the agent's requests.
         """
         name = secrets.token_urlsafe(12)

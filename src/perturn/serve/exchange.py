@@ -32,7 +32,7 @@ class Ask:
     messages: Sequence[Mapping[str, Any]]
     """The whole conversation, in the format of chat completions."""
     model: str
-    """Model name in the request. It has no effect, since the endpoint serves one policy."""
+    """Model name in the request. The name has no effect, since the endpoint serves one policy."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 1.0

@@ -17,7 +17,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory
 
 _LONG = 10.0**7
-"""Time limits of the endpoint, in seconds. They are large, since the episode has its own limits."""
+"""Time limits of the endpoint, in seconds. The limits are large, since an episode has its own limits."""
 _SETTINGS = ServeSettings(
     max_body_bytes=64 * 2**20,
     max_sessions=100_000,

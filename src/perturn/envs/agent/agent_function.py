@@ -1,7 +1,7 @@
 """A script that runs the user's functions: it lists tasks, or forks a process for each episode.
 
 The script runs in the interpreter that the functions need. So it imports only the standard library and OpenAI's client,
-and nothing of Perturn. It imports the user's module once. Episodes run only in the forked processes.
+and nothing of Perturn. The user's module is imported once. Episodes run only in the forked processes.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _close(server: subprocess.Popen[bytes], *ends: socket.socket) -> None:
 
 
 class _Fork:
-    """A forked agent process. It is not a child of this process, so it reports its exit code through a pipe."""
+    """A forked agent process. The fork is not a child of this process, so it reports its exit code through a pipe."""
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid = pid

@@ -161,7 +161,7 @@ def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) ->
 def _detached(task: Path) -> list[int]:
     """Return the ids of all processes whose variable `PERTURN_TASK` names this task's file (Linux).
 
-    They include processes that left the agent's session.
+    The result includes processes that left the agent's session.
     """
     mark = f"PERTURN_TASK={task}\0".encode()
     found = []

@@ -1,7 +1,7 @@
 """Environment `agent`: each episode runs the user's own agent program, which calls the policy.
 
-It needs `pip install "perturn[serve]"`. The program calls an OpenAI-compatible endpoint in this process. The endpoint
-turns each request into a turn of the episode (see `docs/how-to/agents.md`).
+The environment needs `pip install "perturn[serve]"`. The program calls an OpenAI-compatible endpoint in this process.
+The endpoint turns each request into a turn of the episode (see `docs/how-to/agents.md`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
 
 AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
-"""Protocol of agents. It sets no prompt, since agents write their own, and limits the number of turns."""
+"""Protocol of agents. The protocol sets no prompt, since agents write their own. It limits the number of turns."""
 
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
@@ -54,8 +54,8 @@ class Agent:
     """Your own agent program as an environment. Each request of the program to the policy is a turn.
 
     The program is a command, a function that runs in its own process, or an adapter for the tasks of another library.
-    It must report a reward for each episode. If it crashes, hangs or reports no reward, its episode is marked FAILED.
-    Other episodes continue.
+    The program must report a reward for each episode. If the program crashes, hangs or reports no reward, its episode
+    is marked FAILED. Other episodes continue.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -83,8 +83,8 @@ class Agent:
                 In a single source, the key `split` of a row names its split; the default is `train`. With an adapter, a
                 source is a set of tasks in the form that the adapter's library expects.
             command: Program and arguments, such as `[python, my_agent.py]`.
-            function: Function instead of a command, as `module:rollout` or `file.py:rollout`. It is written
-                `async def rollout(task, client)` and returns the reward, or a dict with `reward` and `success`.
+            function: Function instead of a command, as `module:rollout` or `file.py:rollout`. The function is written
+                `async def rollout(task, client)`. It returns the reward, or a dict with `reward` and `success`.
             adapter: `verifiers`, `inspect`, `openenv`, or your own file with `tasks(source)` and
                 `async rollout(task, client)`.
             python: Interpreter of the function or adapter, such as `venvs/verifiers/bin/python`. OpenAI's client must
@@ -247,7 +247,7 @@ def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
     """Reject episodes that start from a turn, and protocol settings that have no effect on an agent.
 
     Raises:
-        RunError: If there is such a setting. The message says what to change.
+        RunError: If a setting is rejected. The message says what to change.
     """
     if job.begun is not None or job.window is not None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")

@@ -1,8 +1,8 @@
 """ALFWorld: household tasks as text games (Shridhar et al. 2021, arXiv:2010.03768), played in pure Python.
 
-It needs only the game files: the files that `alfworld-download` fetches, or a compact archive of them. `games.py`
-describes both formats. No engine has to be built. Observations, admissible commands, rewards and wins equal the
-official engine's, which `alfworld-official` runs. `docs/environments.md` describes how this was checked.
+The environment needs only the game files: the files that `alfworld-download` fetches, or a compact archive of them.
+`games.py` describes both formats. No engine has to be built. Observations, admissible commands, rewards and wins equal
+the official engine's, which `alfworld-official` runs. `docs/environments.md` describes how this was checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An expert that solves ALFWorld games by searching: it knows only the observations.
 
-It reads the task, searches for the object in the likeliest places first, and remembers all objects that it has seen. It
-does not know where objects are, so it may search a wrong place. It can also continue an episode that another policy
-began, from that policy's commands and observations.
+The expert reads the task, searches the likeliest places first, and remembers all objects that it has seen. Since the
+expert does not know where objects are, it may search a wrong place. The expert can also continue an episode that
+another policy began, from that policy's commands and observations.
 """
 
 from __future__ import annotations
@@ -258,7 +258,8 @@ def _target(player: Player) -> str:
 def _placed(player: Player) -> list[str]:
     """Return the things that count as delivered.
 
-    They are the things that the expert put down. If the task wants two, they include wanted things seen in the target.
+    These are the things that the expert put into the target. If the task wants two things, all wanted things that were
+    seen in the target count too.
     """
     found = _known(player, _target(player)) if player.wish.count > 1 else []
     return list(dict.fromkeys([*player.brought, *found]))

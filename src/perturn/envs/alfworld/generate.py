@@ -1,6 +1,6 @@
 """Generate games that resemble ALFWorld's: a room with things, and a solvable task.
 
-These games are not ALFWorld's, so everything made from them is named `alfworld-like`. A split and a number determine a
+The games are not ALFWorld's, so all results on them are named `alfworld-like`. A split and a number determine a
 game completely. The task is chosen first. Then the things that it needs are placed, so that it is not solved yet but
 can be solved.
 """

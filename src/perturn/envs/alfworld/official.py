@@ -1,8 +1,8 @@
 """Environment `alfworld-official`: ALFWorld in its official package, which uses TextWorld and Fast Downward in C++.
 
-It needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). The environment
-`alfworld` plays the same games hundreds of times faster and is checked against the official package. A few games that
-`alfworld` rejects can be played only here.
+The package needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). The
+environment `alfworld` plays the same games hundreds of times faster and is checked against the official package. A few
+games that `alfworld` rejects can be played only here.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def parse_problem(text: str, where: str) -> Problem:
         where: Source of the problem, for error messages.
 
     Raises:
-        DataError: If the problem is cut off, or contains something that ALFWorld's games do not.
+        DataError: If the problem is cut off, or does not have the form of ALFWorld's problems.
     """
     text = text.lower()
     start, goal = text.find("(:init"), text.find("(:goal")

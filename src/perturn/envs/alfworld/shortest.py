@@ -2,8 +2,8 @@
 
 A solution is a sequence of subtasks: fetch a thing, treat it, put it down, or light a lamp. Walking to a receptacle and
 opening it belong to the subtask that needs them. So an edge of the search is a subtask, not a single command. Commands
-that no shortest solution contains are not searched: opening an unused receptacle, taking an unwanted thing, a treatment
-that the task does not require, and putting a fetched thing anywhere but into the target.
+that no shortest solution contains are not searched. Examples are opening an unused receptacle, taking an unwanted
+thing, and putting a fetched thing anywhere but into the target.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Search:
                 yield length + 1, replace(there, ready=state.ready | {held})
 
     def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
-        """Yield the ways to put the held thing into one of some receptacles, as `_errands` does."""
+        """Yield the ways to put the held thing into a receptacle in `places`, as `_errands` does."""
         kind = self._house.kind
         for place in places:
             if (kind.get(place), kind.get(state.held)) in self._house.fits:

@@ -86,7 +86,7 @@ class World:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def house(self) -> House:
-        """Return the full state of the game for a search. It shares data with this object until the next command."""
+        """Return the full state of the game for a search. The result is valid only until the next command."""
         return House(
             self._goal,
             self._here,

@@ -1,6 +1,6 @@
 """BFCL multi-turn: a user makes several requests, and the policy answers each by calling tools of simulated services.
 
-Patil et al. 2025, "The Berkeley Function Calling Leaderboard". It needs `pip install "perturn[bfcl]"` and
+Patil et al. 2025, "The Berkeley Function Calling Leaderboard". The environment needs `pip install "perturn[bfcl]"` and
 `pip install --no-deps bfcl-eval==2026.3.23`. `bfcl-eval` contains the simulators, tasks and gold calls.
 """
 

@@ -1,7 +1,7 @@
 """HotpotQA with the three actions of ReAct (search, lookup, finish), over a local index of paragraphs.
 
-It needs `pip install "perturn[hotpotqa]"`, a file of questions for each split, and a corpus (Yang et al. 2018,
-arXiv:1809.09600; Yao et al. 2022, arXiv:2210.03629). `docs/environments.md` describes how to get the data.
+The environment needs `pip install "perturn[hotpotqa]"`, a file of questions for each split, and a corpus (Yang et al.
+2018, arXiv:1809.09600; Yao et al. 2022, arXiv:2210.03629). `docs/environments.md` describes how to get the data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Environment `mcp`: tasks from a file, which are solved with the tools of MCP servers.
 
-It needs `pip install "perturn[mcp]"`.
+The environment needs `pip install "perturn[mcp]"`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Mcp:
         Args:
             servers: Settings of each server: `command`, and optionally `env`, `pass_env` and `cwd`.
             tasks: File of rows.
-            reward: Function that returns the reward of an episode, as `module:function` or `file.py:function`. It gets
-                the row, the answer, and the list of calls, each as `{name, arguments, result}`. None: compare the
-                answer with the row's answer.
+            reward: Function that returns the reward of an episode, as `module:function` or `file.py:function`. Its
+                arguments are the row, the answer, and the list of calls, each as `{name, arguments, result}`. None:
+                compare the answer with the row's answer.
             tools: Names of the tools that are offered. None: all.
             version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the settings.
             start_seconds: Time limit for starting a server, in seconds.

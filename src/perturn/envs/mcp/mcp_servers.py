@@ -1,6 +1,6 @@
 """Start MCP servers for an episode, call their tools over standard streams with time limits, and kill them at the end.
 
-It needs `pip install "perturn[mcp]"`.
+The module needs `pip install "perturn[mcp]"`.
 """
 
 from __future__ import annotations

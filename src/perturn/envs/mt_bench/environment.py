@@ -1,7 +1,8 @@
 """MT-Bench as an environment: a question and a follow-up question, with a judge model that rates both answers.
 
 Zheng et al. 2023, "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", arXiv:2306.05685: single-answer grading.
-It needs `pip install "perturn[api]"`, the questions, and a judge. `docs/environments.md` describes how to get them.
+The environment needs `pip install "perturn[api]"`, the questions, and a judge. `docs/environments.md` describes how to
+get them.
 """
 
 from __future__ import annotations

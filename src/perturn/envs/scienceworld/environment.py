@@ -1,7 +1,7 @@
 """ScienceWorld: 30 kinds of elementary-science tasks as text (Wang et al. 2022, arXiv:2203.07540).
 
-It needs `pip install "perturn[scienceworld]"`, which also installs Java. This adapter calls the Java simulator
-directly. `ScienceWorldEnv.step` would be ten times slower, since it lists all valid actions in every step.
+The environment needs `pip install "perturn[scienceworld]"`, which also installs Java. This adapter calls the Java
+simulator directly. `ScienceWorldEnv.step` would be ten times slower, since it lists all valid actions in every step.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ScienceWorld:
     ambiguous action is valid, and its answer is a menu. The next action must then be a number. Any other action is not
     understood and takes a move. An empty action is answered without the simulator and leaves the menu open.
 
-    `state_key` is a hash of the task, score, room, inventory and open menu, independent of the order of lists. It
+    `state_key` is a hash of the task, score, room, inventory and open menu, independent of the order of lists. The hash
     ignores what is not visible: other rooms, closed containers and the clock.
     """
 
@@ -199,7 +199,7 @@ class ScienceWorld:
     def expert(self, task: Task) -> Sequence[str]:
         """Return the simulator's own gold actions, without verifying them. A running episode is not affected.
 
-        The actions reach the full score in about 99.5 % of tasks. They may include actions after the end of the
+        The actions reach the full score in about 99.5 % of tasks. The list may include actions after the end of the
         episode, such as a final `wait1`, for which `step` raises.
 
         Raises:

@@ -1,8 +1,8 @@
 """The JVM of ScienceWorld, which all simulators of a process share.
 
-The JVM starts with the first simulator. It is killed when the last simulator is closed or the process ends. It listens
-on localhost and requires a random token. A lock serializes all calls, since simulators in one JVM share state that is
-not thread-safe.
+The JVM starts with the first simulator. The JVM is killed when the last simulator is closed or the process ends. It
+listens on localhost and requires a random token. A lock serializes all calls, since simulators in one JVM share state
+that is not thread-safe.
 """
 
 from __future__ import annotations

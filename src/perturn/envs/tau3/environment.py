@@ -53,8 +53,8 @@ class Tau3:
     with `###STOP###`, `###TRANSFER###` or `###OUT-OF-SCOPE###`.
 
     The final reward is 1 if the database equals its state after the gold actions, and the agent's messages contain all
-    required texts; else 0. It is also 0 if the user has not ended the conversation, or after `MOST_ERRORS` failed
-    calls.
+    required texts; else 0. The reward is also 0 if the user has not ended the conversation, or after `MOST_ERRORS`
+    failed calls.
 
     Some tasks of retail also have assertions in plain language (`NL_ASSERTION`), which a model must check. The section
     `judge` names this model. Without a judge, splits with such tasks are rejected, since episodes that violate an
@@ -62,7 +62,7 @@ class Tau3:
 
     Differs from tau2-bench: The guidelines for the user, the agent's instruction and the question to the judge have our
     own wording. So scores are comparable only within Perturn. The judge gives one grade for all assertions of a task.
-    It is asked only if the rest of the reward is earned.
+    The judge is asked only if the other reward components are met.
     """
 
     format: ClassVar[str] = "tools"

@@ -1,6 +1,6 @@
 """WebShop: find a product in a shop of text pages, choose its options, and buy it (Yao et al. 2022, arXiv:2207.01206).
 
-It needs `pip install "perturn[webshop]"` and WebShop's catalogue, which Perturn may not distribute.
+The environment needs `pip install "perturn[webshop]"` and WebShop's catalogue, which Perturn may not distribute.
 `docs/environments.md` describes where to get the catalogue, and how this environment differs from the original.
 """
 
@@ -156,7 +156,7 @@ class WebShop:
     def expert(self, task: Task) -> Sequence[str]:
         """Return the actions of a scripted buyer, which knows the product for which the goal was written.
 
-        It tries three queries, and takes the query that lists the product on the earliest page.
+        The buyer tries three queries, and takes the query that lists the product on the earliest page.
 
         Raises:
             EnvironmentFailure: If no query lists the product.

@@ -95,7 +95,7 @@ def similar(one: str, other: str) -> bool:
 def type_factor(product: Product, meant: Product) -> float:
     """Return the factor of the reward for the type of a product: 0, 0.1, 0.5, or 1 if the type is right.
 
-    It depends on the share of nouns that the titles have in common, the products' queries and their categories.
+    The factor depends on the share of nouns that the titles have in common, on the queries and on the categories.
 
     Differs: WebShop finds the nouns and names of a title with a spaCy model. Here all words count as nouns except
     function words, colors, sizes and some adjectives that are frequent in titles.
