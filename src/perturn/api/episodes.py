@@ -202,7 +202,7 @@ def evaluate(
         policy: Hub id, folder, transformers model or `Engine`.
         environment: Name in `ENVIRONMENTS`, `MODULE:CLASS`, section `environment`, or class or factory of environments.
             An environment object is also possible; it plays one episode at a time and stays open.
-        split: Split of the tasks; None: the environment's own test split, or else `test`.
+        split: Split of the tasks; None: `test`, or the environment's own test split if it has no `test`.
         n: Number of tasks. Kinds of tasks keep about their shares in the split. None: 50, or all if there are fewer.
         protocol: Protocol or the name of a protocol; None: the environment's own protocol, or else the defaults.
         sampling: Sampling settings of actions; None: the protocol's settings, or else greedy decoding.

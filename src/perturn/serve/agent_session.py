@@ -59,7 +59,7 @@ class Session:
     """Whether the policy reads the thoughts of earlier turns."""
     reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False
-    """Whether requests are assigned to the session by their conversation, since they name no session."""
+    """Whether the session's requests name no session, so that they are assigned to it by their conversation."""
     reward: float = 0.0
     """Reward of the whole episode, in addition to the rewards of single turns."""
     success: bool | None = None
