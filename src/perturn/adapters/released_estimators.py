@@ -123,8 +123,8 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
             `gamma` and `lam`.
 
     Raises:
-        ConfigError: If the library is not installed or lacks the estimator, or the estimator reads an input that the
-            small test processes do not have.
+        ConfigError: If the library is not installed or lacks the estimator, or the estimator reads an input that this
+            module cannot provide.
     """
     host, _, name = str(section["name"]).partition(":")
     library = _LIBRARIES[host]

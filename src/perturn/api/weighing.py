@@ -52,8 +52,8 @@ def weigh(
             finish[{answer}]". Needed by credits that read the likelihood of answers.
         reference: Reference policy of `model`, with the same tokenizer, for credits that read progress: Hub id, folder
             or transformers model.
-        failed: How FAILED episodes count in the statistics of their group: `leave_out`: not at all; `zero`: with score
-            0. The weights of their own turns are 0 in both cases.
+        failed: Whether the statistics of a group include FAILED episodes. `leave_out` excludes them, and `zero`
+            includes them with score 0. The weights of their own turns are 0 in both cases.
 
     Returns:
         The trajectories in the given order, each with a weight per turn [turns], without unit. Credits that set clip

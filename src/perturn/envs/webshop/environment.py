@@ -29,7 +29,7 @@ SPLITS: dict[str, tuple[int, int | None]] = {
     "dev": (500, 1500),
     "train": (1500, None),
 }
-"""Split -> range of goals in WebShop's shuffled order, as WebShop's own baselines split them. None: up to the end."""
+"""Split -> (first, end): a range of goals in the order of WebShop's own baselines. If `end` is None, it has all later goals."""
 
 _VERSION = "webshop-1"
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
