@@ -28,7 +28,7 @@ class ExploreInputs:
     explored: Sequence[Trajectory] = ()
     """Rollouts of the iteration, without FAILED episodes."""
     begun: Sequence[Trajectory] = ()
-    """Episodes that `Explorer.begun` returned. Their turns have the distance to success if the explorer needs it."""
+    """Episodes that `Explorer.begun` returned. If the explorer needs the distance to success, each turn has it."""
     read: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Name of a quantity in `needs` -> one entry per explored episode."""
     chosen: Sequence[Forks] = ()

@@ -261,7 +261,7 @@ class Desk:
         truncated: bool = False,
         error: str | None = None,
     ) -> Trajectory:
-        """End a session, compute its reward, and record it; a session of a caller in this process is not recorded.
+        """End a session, compute its reward, and record it unless a caller in this process opened it.
 
         Args:
             session: Open session.

@@ -29,7 +29,7 @@ SPLITS: dict[str, tuple[int, int | None]] = {
     "dev": (500, 1500),
     "train": (1500, None),
 }
-"""Split -> range (first, end) of goals, as in WebShop's own baselines. If `end` is None, the range has all later goals."""
+"""Split -> range (first, end) of goals, as in WebShop's own baselines. An `end` of None means all later goals."""
 
 _VERSION = "webshop-1"
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
