@@ -97,7 +97,7 @@ class Command:
 
 
 class Function:
-    """Starts an agent that is a function. An episode calls it in a fork of a shared process that imported its module."""
+    """Starts an agent that is a function. Each episode calls it in a fork of a process that has imported its module."""
 
     def __init__(self, name: str, python: str | None = None) -> None:
         """Store the settings; the first call starts the shared process, which imports the module.
