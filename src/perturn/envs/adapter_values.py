@@ -43,7 +43,7 @@ def task_seed(task: Task) -> int:
 
 
 def as_text(value: object, whose: str) -> str:
-    """Return a text unchanged.
+    """Check that a value is a text, and return it.
 
     Raises:
         EnvironmentFailure: If the value is not a text. The message has a remedy.
@@ -57,7 +57,7 @@ def as_text(value: object, whose: str) -> str:
 
 
 def as_number(value: object, whose: str) -> float:
-    """Return a number; None counts as 0.
+    """Convert a value to a number; None counts as 0.
 
     Raises:
         EnvironmentFailure: If the value is not a number.

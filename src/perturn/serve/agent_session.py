@@ -37,7 +37,7 @@ class _Taken:
     conversation: str
     """Name that the engine uses for the conversation."""
     reward: float | None = None
-    """Reward of the turn that the agent posted; None: none."""
+    """Reward that the agent posted for the turn; None if it posted none."""
 
 
 @dataclass
