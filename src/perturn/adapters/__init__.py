@@ -1,5 +1,5 @@
-"""Credits of Perturn inside other trainers: one module per host, and the code that the hosts share.
+"""Use Perturn's credits in other training libraries ("hosts"), with one module per host.
 
-A host hands over tokens, masks and rewards; `host_batches` makes turns of them, and tokens of the numbers of turns.
-Nothing of a host is imported before its module is.
+A host passes tokens, masks and rewards. `host_batches` splits them into turns, has the credit weigh the turns, and
+writes the weights back to the tokens. A host's library is imported only by its own module.
 """

@@ -1,4 +1,4 @@
-"""Turns of a batch that another trainer made, weighed by a credit, as numbers of tokens."""
+"""Split a batch of another trainer into turns, weigh them with a credit, and write the weights to the tokens."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ from perturn.group import groups_of
 from perturn.types import Action, Task, Trajectory, Turn
 
 Span = tuple[int, int]
-"""First token of a turn, and the one after its last."""
+"""Token range of a turn: index of its first token, and index after its last token."""
 
 
 @dataclass(frozen=True)
 class HostEpisode:
-    """An episode of a host, turn by turn."""
+    """An episode of a host, as rewards and states of its turns."""
 
     group: str
-    """Name of the group; episodes of one group are compared."""
+    """Name of the group; a credit compares the episodes of a group."""
     rewards: Sequence[float]
     """Reward of each turn [turns]."""
     states: Sequence[Any] | None = None
-    """A name for the state before each turn, equal for equal states [turns]; None: not known."""
+    """Key of the state before each turn, equal for equal states [turns]; None: unknown."""
     earned: Sequence[float] | None = None
-    """Part of the episode's score that each turn earned [turns]; None: not known. It is moved from the last turn, where
-    hosts put a score, to the turn, so that the sum stays."""
+    """Part of the episode's score that each turn earned [turns]; None: unknown. Hosts assign the whole score to the
+    last turn. These parts are moved from there to their turns, so the sum of rewards does not change."""
 
     def trajectory(self, sample: int) -> Trajectory:
-        """Return the episode as a credit reads it; it is a success if its total reward is above 0.
+        """Return the episode as a trajectory for a credit; an episode with a total reward above 0 counts as solved.
+
+        Args:
+            sample: Number of the episode in its group.
 
         Raises:
-            DataError: If there is not one state and one reward for each turn, or a reward is not finite.
+            DataError: If the number of states or of earned rewards differs from the number of turns, or a reward is not
+                finite.
         """
         turns = len(self.rewards)
         states = self._one_a_turn(self.states, None, "state")
@@ -71,9 +75,9 @@ class HostEpisode:
 
 
 def turn_spans(mask: Sequence[float]) -> list[Span]:
-    """Return the turns of a sequence: the runs of ones in its mask.
+    """Return the token ranges of the turns of a sequence: the runs of ones in its mask [tokens].
 
-    A sequence without any has one turn of no tokens, so that its reward counts in its group.
+    A mask without ones gives one empty turn, so that the sequence's reward still counts in its group.
     """
     spans: list[Span] = []
     start: int | None = None
@@ -87,9 +91,13 @@ def turn_spans(mask: Sequence[float]) -> list[Span]:
 
 
 def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
-    """Return the reward of each turn: of its tokens and of those after it, up to the next turn.
+    """Return the reward of each turn [turns]: the sum over its tokens and the tokens up to the next turn.
 
-    The value before the first turn is added to the first turn, so that the sum does not change.
+    Rewards before the first turn are added to the first turn, so that the total does not change.
+
+    Args:
+        token_rewards: Reward of each token [tokens].
+        spans: Token ranges of the turns.
     """
     starts = [0, *(start for start, _ in spans[1:]), len(token_rewards)]
     return [fsum(token_rewards[start:end]) for start, end in pairwise(starts)]
@@ -98,15 +106,15 @@ def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[
 def weigh_episodes(
     episodes: Sequence[HostEpisode], weigher: HostCredit, needed: Mapping[str, Sequence[Any]] | None = None
 ) -> list[list[float]]:
-    """Return the number that a credit gives each turn of each episode `[episodes][turns]`.
+    """Return the weight that a credit gives each turn of each episode `[episodes][turns]`.
 
     Args:
-        episodes: Of a batch, in any order; episodes of one group are compared.
+        episodes: Episodes of a batch, in any order.
         weigher: The credit.
-        needed: Quantities that the credit needs, by keyword, one entry per episode.
+        needed: Keyword of a quantity that the credit needs -> one entry per episode.
 
     Raises:
-        DataError: If the credit compares turns by state keys and an episode has none, or has not one of each turn.
+        DataError: If the credit compares turns by state keys, and an episode lacks the key of a turn.
         ConfigError: If the credit does not return one finite number per turn.
     """
     credit = weigher.credit
@@ -136,29 +144,29 @@ def weigh_episodes(
 
 @dataclass(frozen=True)
 class HostBatch:
-    """Sequences of tokens of a host. The sequences of one episode are in the order in which they were played."""
+    """A batch of token sequences of a host. An episode may have several sequences, in the order of play."""
 
     mask: Tensor
-    """1 at tokens that the policy wrote; the turns are its runs of ones [sequences, tokens]."""
+    """1 at tokens that the policy wrote, else 0 [sequences, tokens]. Each run of ones is a turn."""
     rewards: Tensor
-    """Reward at each token [sequences, tokens]."""
+    """Reward of each token [sequences, tokens]."""
     groups: Sequence[Any]
-    """Name of the group [sequences]."""
+    """Name of each sequence's group [sequences]."""
     episodes: Sequence[Any] | None = None
-    """Name of the episode [sequences]; None: each sequence is one."""
+    """Name of each sequence's episode [sequences]; None: each sequence is an episode."""
     states: Sequence[Sequence[Any] | None] | None = None
-    """A name for the state before each turn `[sequences][turns]`; None: not known."""
+    """Key of the state before each turn `[sequences][turns]`; None: unknown."""
     earned: Sequence[Sequence[float] | None] | None = None
-    """Part of the episode's score that each turn earned `[sequences][turns]`; None: not known."""
+    """Part of the episode's score that each turn earned `[sequences][turns]`; None: unknown."""
     values: Tensor | None = None
-    """V before each token [sequences, tokens]; V before the first token of a turn is read. None: not known."""
+    """Value V before each token [sequences, tokens]; only V before the first token of a turn is read. None: unknown."""
 
 
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
-    """Return the advantage of each token, and the return that V predicts, both [sequences, tokens].
+    """Return the advantage of each token and the target for V, both [sequences, tokens].
 
-    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return
-    is the advantage, as in the hosts.
+    All tokens of a turn have the same two numbers; other tokens have 0. The target is the advantage plus V. If the
+    batch has no V, the target equals the advantage, as in the hosts.
     """
     spans = [turn_spans(row) for row in batch.mask.tolist()]
     rewards = [turn_rewards(row, own) for row, own in zip(batch.rewards.tolist(), spans, strict=True)]
@@ -200,19 +208,26 @@ def _told(
     rows: Sequence[int],
     empty: Any,
 ) -> list[Any] | None:
-    """Return the entries of the turns of an episode, `empty` where there are none; None: there are none at all."""
+    """Return an entry for each turn of an episode, from its sequences; None if no sequence has entries.
+
+    Args:
+        given: Entries of each sequence, or None `[sequences][turns]`.
+        spans: Token ranges of the turns `[sequences][turns]`.
+        rows: Indices of the episode's sequences.
+        empty: Entry for the turns of a sequence without entries.
+    """
     if given is None or all(given[row] is None for row in rows):
         return None
     return [entry for row in rows for entry in (given[row] or [empty] * len(spans[row]))]
 
 
 def on_tokens(weights: Sequence[Sequence[float]], spans: Sequence[Sequence[Span]], like: Tensor) -> Tensor:
-    """Return the number of its turn for every token of a turn, and 0 elsewhere, in the form of `like`.
+    """Return a tensor with each turn's weight at all its tokens, and 0 at other tokens [sequences, tokens].
 
     Args:
-        weights: Of each turn `[sequences][turns]`.
-        spans: The turns `[sequences][turns]`.
-        like: Of the shape, type and device of the result [sequences, tokens].
+        weights: Weight of each turn `[sequences][turns]`.
+        spans: Token ranges of the turns `[sequences][turns]`.
+        like: Tensor with the shape, dtype and device of the result [sequences, tokens].
     """
     found = torch.zeros_like(like)
     for row, of_one, turns in zip(found, weights, spans, strict=True):

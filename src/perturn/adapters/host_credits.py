@@ -1,4 +1,4 @@
-"""Checks which credits another trainer can feed: compares the inputs of a credit with the values the trainer gives."""
+"""Check whether another trainer (a "host") provides all inputs that a credit reads."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from perturn.training.credit_choice import check_credit, make_credit
 from perturn.types import Action, Task, Trajectory, Turn
 
 STATES = "state keys"
-"""Name of an input that a host has where its user passes a name for the state before each turn."""
+"""Name of an input of credits that compare states: a key of the state before each turn, recorded by the host's user."""
 
 
 @dataclass(frozen=True)
 class HostCredit:
-    """A credit that a host can feed; `host_credit` makes it."""
+    """A credit whose inputs a host provides; `host_credit` makes it."""
 
     host: str
+    """Name of the host."""
     credit: Credit
     reads_states: bool
+    """Whether the credit's weights depend on state keys."""
 
 
 def host_credit(
     host: str, credit: str | Mapping[str, Any] | Credit, gives: Mapping[str, str | None]
 ) -> HostCredit:
-    """Return a credit that a host can feed, or reject it before any training.
+    """Make a credit for a host, and check that the host provides its inputs, before any training.
 
     Args:
         host: Name of the host.
-        credit: A credit, the name of one, or a section `credit`.
-        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if the
-            host gives it, or else the remedy.
+        credit: A credit, the name of a credit, or a section `credit`.
+        gives: Input besides rewards and groups (STATES or the name of a quantity) -> None if the host provides the
+            input, else a remedy.
 
     Raises:
-        ConfigError: If there is no such credit, or the host does not give one of its inputs.
+        ConfigError: If the credit is unknown, or the host does not provide one of its inputs.
     """
     if isinstance(credit, str | Mapping):
         section = {"name": credit} if isinstance(credit, str) else dict(credit)
@@ -51,14 +53,14 @@ def host_credit(
 
 
 def _check_given(host: str, credit: Credit, name: str, gives: Mapping[str, str | None]) -> None:
-    """Reject a credit that reads what a host does not give."""
+    """Raise `ConfigError` if a credit reads an input that a host does not provide."""
     for need in _reads(credit):
         hint = gives.get(need, "run it in Perturn")
         check_provided(f"credit {name!r}", [need], [need] if hint is None else (), host, str(hint))
 
 
 def _reads(credit: Credit) -> Iterator[str]:
-    """Yield the inputs of a credit; inputs of turns come last, since a group must be weighed for them."""
+    """Yield the inputs of a credit. Inputs from `read_aspects` come last, since finding them takes more time."""
     if credit.traits.trains_branches:
         yield "branches of episodes"
     if credit.traits.sets_clip:
@@ -68,10 +70,9 @@ def _reads(credit: Credit) -> Iterator[str]:
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return the inputs of a credit besides rewards: state keys, texts, validity of actions.
+    """Return which of three inputs change a credit's weights: state keys, texts, and the validity of actions.
 
-    It is asked to weigh a small group, and the group with one of these changed. It lists only inputs that change the
-    credit's numbers.
+    The credit weighs a small group, and then the same group with one of the inputs changed.
     """
     group = [
         Trajectory(
@@ -105,11 +106,11 @@ _CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
     ),
     "validity of actions": lambda at, turn: replace(turn, valid=at % 3 > 0),
 }
-"""Changes of a turn, by the aspect that they change; each is given the index of the turn plus the sample."""
+"""Name of an input -> function (number, turn) that returns the turn with another value of the input."""
 
 
 def _probe(credit: Credit, group: Sequence[Trajectory]) -> list[list[float]]:
-    """Return the weights of a group, where quantities are numbers that differ between turns."""
+    """Return the weights of a group `[episodes][turns]`, with made-up quantities that differ between turns."""
     needed: dict[str, Any] = {
         keyword(name_of(need)): [[[-0.1 * at - 0.2] for at, _ in enumerate(one.turns)] for one in group]
         for need in credit.needs

@@ -1,10 +1,10 @@
-"""prime-rl 0.7 to 0.8, and traces of verifiers 0.3 to 0.4: an algorithm with an advantage for each turn.
+"""Adapter for prime-rl 0.7 to 0.8 with verifiers 0.3 to 0.4: one advantage per turn.
 
-`install` replaces the credit of one of prime-rl's algorithms, since its configuration takes no others. A turn is a
-message that the policy wrote. A trace says of its turns in `info`, where an environment puts it:
+prime-rl's configuration accepts only its own algorithms. So `install` replaces the credit of one of them. A turn is a
+message that the policy wrote. The environment may record two lists in the `info` of a trace:
 
-- `state_keys`, a name for the state before each turn;
-- `turn_rewards`, the part of the reward that each turn earned.
+- `state_keys`: a key of the state before each turn.
+- `turn_rewards`: the part of the reward that each turn earned.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _STATES, _REWARDS = "state_keys", "turn_rewards"
 
 
 def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
-    """Write the advantage of each sampled token into the nodes of traces, which are one group.
+    """Weigh the traces of a group, and write the advantage of each sampled token into their nodes.
 
     Args:
-        traces: Of verifiers. Turns with an error, and turns that are not trained, are left out, as in prime-rl.
+        traces: Traces of verifiers. As in prime-rl, traces with an error and traces that are not trained are skipped.
         credit: The credit.
     """
     trained = [
@@ -48,7 +48,7 @@ def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
 
 
 def weigh_rollouts(rollouts: Sequence[Any], credit: HostCredit) -> None:
-    """Assign the advantage of each token to the rollouts of a group, as in prime-rl 0.7 and 0.8.0."""
+    """Weigh the rollouts of a group, and assign them the advantage of each token, as in prime-rl 0.7 and 0.8.0."""
     spans = [[turn_spans(sample.mask) for sample in one.samples] for one in rollouts]
     episodes = [
         _episode(one.reward, sum(map(len, own)), one.info) for one, own in zip(rollouts, spans, strict=True)
@@ -68,18 +68,22 @@ def _episode(reward: float, turns: int, info: Mapping[str, Any]) -> HostEpisode:
 
 
 class PerTurnCredit(_Algorithm):
-    """Mixed into an algorithm of prime-rl: its `credit` scores each group."""
+    """Mixin for an algorithm of prime-rl: `credit` computes the advantages of each group."""
 
     credit: str | Mapping[str, Any] | Credit = "rloo"
-    """A credit, the name of one, or a section `credit`."""
+    """A credit, the name of a credit, or a section `credit`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Reject a credit that prime-rl cannot feed."""
+        """Make the credit, and check that prime-rl provides its inputs."""
         self._credit = host_credit("prime-rl", self.credit, {STATES: None})
         super().__init__(*args, **settings)
 
     async def score_group(self, group: Sequence[Any]) -> None:
-        """Give each turn its advantage; prime-rl 0.8.1 hands over episodes of verifiers, earlier versions rollouts."""
+        """Compute the advantage of each turn of a group.
+
+        Args:
+            group: Episodes of verifiers (prime-rl 0.8.1), or rollouts (earlier versions).
+        """
         import verifiers.v1 as vf
 
         if all(isinstance(one, vf.Episode) for one in group):
@@ -89,14 +93,14 @@ class PerTurnCredit(_Algorithm):
 
 
 def install(credit: str | Mapping[str, Any] | Credit, algorithm: str = "grpo") -> None:
-    """Let a credit score the groups of one of prime-rl's algorithms; call it before the orchestrator starts.
+    """Replace the credit of one of prime-rl's algorithms. Call it before the orchestrator starts.
 
     Args:
-        credit: A credit, the name of one, or a section `credit`.
-        algorithm: The value of `orchestrator.algo.type` whose credit is replaced.
+        credit: A credit, the name of a credit, or a section `credit`.
+        algorithm: Value of `orchestrator.algo.type` that names the algorithm.
 
     Raises:
-        ConfigError: If prime-rl cannot feed the credit.
+        ConfigError: If prime-rl does not provide an input of the credit.
     """
     from prime_rl.orchestrator.algo import ALGORITHM_CLASSES
 

@@ -1,8 +1,8 @@
-"""Released advantage estimators of other libraries as credits, for the bias meter: `perturn check-credit verl:rloo`.
+"""Advantage estimators of other libraries as credits, to measure their bias: `perturn check-credit verl:rloo`.
 
-The library's own code runs, on a batch of one group in the form that its rollouts have. Each turn is one token, and an
-observation of one token follows it: a turn chooses one token, and the meter measures choices.
-Numbers are float64, where libraries train in float32.
+The library's own released code runs on a batch of one group. The batch has the form of the library's rollouts. Each
+turn is one token, since the bias is measured per choice of a token. An observation of one token follows each turn.
+Tensors are float64, while the libraries train in float32.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class ReleasedBatch:
-    """A group of episodes in the form that libraries have; turn t is token 2 t."""
+    """A group of episodes as padded tensors; the token of turn t is at position 2 t."""
 
     mask: Tensor
-    """1 at tokens of turns [episodes, tokens]."""
+    """1 at tokens of turns, else 0 [episodes, tokens]."""
     rewards: Tensor
-    """The reward of each turn at its token [episodes, tokens]."""
+    """Reward of each turn at its token, else 0 [episodes, tokens]."""
     values: Tensor
-    """V of the state before each turn, at its token and at the observation before it; 0 where it was not asked for
-    [episodes, tokens]."""
+    """V of the state before each turn, at its token and at the observation before it [episodes, tokens]. All 0 if the
+    estimator does not read V."""
 
     @property
     def response(self) -> Tensor:
-        """1 at tokens of turns and of observations between them [episodes, tokens]."""
+        """Mask with 1 at the tokens of turns and of observations between turns [episodes, tokens]."""
         return (self.mask.flip(1).cumsum(1).flip(1) > 0).to(self.mask.dtype)
 
     @property
     def outcome(self) -> Tensor:
-        """The score of each episode at its last token [episodes, tokens]."""
+        """Total reward of each episode at its last token, else 0 [episodes, tokens]."""
         found = torch.zeros_like(self.rewards)
         found[torch.arange(len(found)), self.response.sum(1).long() - 1] = self.rewards.sum(1)
         return found
 
 
 Estimate = Callable[[ReleasedBatch], Tensor]
-"""From a batch to the advantage of each token [episodes, tokens], or of each episode [episodes]."""
+"""Function from a batch to the advantage of each token [episodes, tokens] or of each episode [episodes]."""
 
 
 @dataclass(frozen=True)
 class ReleasedEstimator:
-    """An estimator of a library as a credit."""
+    """An advantage estimator of another library as a credit."""
 
     estimate: Estimate
     library: str
-    """Name and version."""
+    """Name and version of the library."""
     discount: float = 1.0
     needs: Needs = ()
 
     @property
     def traits(self) -> CreditTraits:
-        """See `Credit.traits`."""
+        """Traits of the credit: it needs a whole group, and it discounts rewards by `discount`."""
         return CreditTraits(needs_group=True, weighs_alone=True, discount=self.discount)
 
     def __call__(
         self, group: Sequence[Trajectory], *, values: Sequence[Sequence[Any]] | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor per trajectory [turns]."""
+        """Return the advantage of each turn, as one tensor [turns] per trajectory."""
         rewards = [[turn.reward for turn in one.turns] for one in group]
         before = [[0.0] * len(own) for own in rewards]
         if values is not None:
@@ -89,7 +89,7 @@ class ReleasedEstimator:
 
 
 def _spread(numbers: Sequence[Sequence[float]]) -> Tensor:
-    """Return numbers of turns at their tokens [episodes, tokens]."""
+    """Return a tensor with the number of each turn at its token, and 0 elsewhere [episodes, tokens]."""
     found = torch.zeros(len(numbers), 2 * max(map(len, numbers)), dtype=torch.float64)
     for row, own in zip(found, numbers, strict=True):
         row[: 2 * len(own) : 2] = torch.tensor(own, dtype=torch.float64)
@@ -101,17 +101,17 @@ class _Library:
     """A library whose estimators can be measured."""
 
     package: str
-    """Name by which pip installs it."""
+    """Name of the package for pip."""
     module: str
-    """Where its estimators are."""
+    """Dotted name of the module with the estimators."""
     estimators: Callable[[Any], Iterable[str]]
-    """From the module to the names of its estimators."""
+    """Function from the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """Makes an estimator of the module, a name and settings, and says if it reads V. It removes its own settings."""
+    """Function (module, name, settings) -> estimator, and whether it reads V. Settings that are read are removed."""
 
 
 def is_released(name: str) -> bool:
-    """Return whether a name has the form of a released estimator of a known library, such as `verl:rloo`."""
+    """Return whether a name has the form `library:estimator` with a known library, such as `verl:rloo`."""
     return name.partition(":")[0] in _LIBRARIES and ":" in name
 
 
@@ -119,11 +119,12 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
     """Return an estimator of an installed library as a credit.
 
     Args:
-        section: `name`, such as `verl:rloo`, and settings of the library, among them `gamma` and `lam`.
+        section: Section `credit` with the key `name`, such as `verl:rloo`, and settings of the estimator, such as
+            `gamma` and `lam`.
 
     Raises:
-        ConfigError: If the library is not installed, has no such estimator, or the estimator reads something that the
-            episodes of a process do not have.
+        ConfigError: If the library is not installed or lacks the estimator, or the estimator reads an input that this
+            module cannot provide.
     """
     host, _, name = str(section["name"]).partition(":")
     library = _LIBRARIES[host]
@@ -148,7 +149,7 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
 
 
 class _Config(dict[str, Any]):
-    """Settings of an algorithm, read in either of the ways that libraries do."""
+    """Settings of an algorithm that can be read as attributes or as keys, since libraries do both."""
 
     __getattr__ = dict.__getitem__
 
@@ -162,10 +163,16 @@ def _function(
     """Make an estimator from a function, whose parameters are filled by name from a batch and from the settings.
 
     Args:
-        function: From arguments to advantages and returns.
-        name: For messages.
-        settings: Of the user; each setting that is read is removed.
-        given: From a batch to arguments.
+        function: Function that returns advantages and returns.
+        name: Name of the estimator, for error messages.
+        settings: Settings of the user; settings that the function reads are removed from the dict.
+        given: Function from a batch to the arguments that it provides, by name.
+
+    Returns:
+        The estimator, and whether it reads V.
+
+    Raises:
+        ConfigError: If the function requires an argument that is not provided.
     """
     parameters = inspect.signature(function).parameters
     own: dict[str, Any] = {"gamma": 1.0, "lam": 1.0}
@@ -184,7 +191,7 @@ def _function(
 
 
 def _shared_arguments(batch: ReleasedBatch, rewards: Tensor, mask: Tensor) -> dict[str, Any]:
-    """Return the arguments that estimators of verl and of SkyRL have in common."""
+    """Return the arguments that estimators of verl and SkyRL have in common, by name."""
     import numpy as np
 
     return {
@@ -196,7 +203,7 @@ def _shared_arguments(batch: ReleasedBatch, rewards: Tensor, mask: Tensor) -> di
 
 
 def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
+    """Make an estimator of verl's registry. The total reward is at the last token, as in verl's agent loops."""
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
         return _shared_arguments(batch, batch.outcome, batch.mask)
@@ -205,7 +212,7 @@ def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, b
 
 
 def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of SkyRL's registry; rewards are at the ends of turns, and masks hold observations."""
+    """Make an estimator of SkyRL's registry. Rewards are at the ends of turns, and masks include observations."""
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
         return {**_shared_arguments(batch, batch.rewards, batch.response), "grpo_norm_by_std": True}
@@ -222,14 +229,18 @@ _TRL: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "rloo": ("RLOOTrainer", "grouped_rewards = ", {"normalize_advantages": False}),
 }
-"""Trainer; words of the first of its statements that compute advantages; settings of the trainer that they read."""
+"""Name of an estimator -> TRL's trainer, text of the first statement that computes advantages, and trainer settings."""
 
 _TRL_ENDS = "advantages = torch.nan_to_num("
-"""How the last of these statements begins."""
+"""Beginning of the last statement that computes advantages."""
 
 
 def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator from a trainer of TRL: the unchanged statements of its method from rewards to advantages."""
+    """Make an estimator from a trainer of TRL, by running the statements of its method that compute advantages.
+
+    Raises:
+        ConfigError: If the statements are not found in the installed version of TRL.
+    """
     trainer, begins, defaults = _TRL[name]
     method = vars(getattr(module, trainer))["_generate_and_score_completions"]
     own = {key: settings.pop(key, value) for key, value in defaults.items()}
@@ -263,7 +274,7 @@ def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bo
 
 
 def _tinker(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of the function of tinker-cookbook that takes the mean of a group off its rewards."""
+    """Make an estimator from tinker-cookbook's function that subtracts a group's mean reward."""
 
     def estimate(batch: ReleasedBatch) -> Tensor:
         totals = SimpleNamespace(get_total_rewards=lambda: batch.rewards.sum(1).tolist())

@@ -1,8 +1,8 @@
-"""SkyRL 0.3: the trainer's advantage step, of whole trajectories and of step-wise ones.
+"""Adapter for SkyRL 0.3: one advantage per turn, for whole and for step-wise trajectories.
 
-SkyRL's registry of estimators is not used: an estimator gets `response_mask`, which includes observations, so that
-turns cannot be separated. `PerTurnAdvantages` is mixed into a trainer and reads `loss_mask`. With step-wise
-trajectories it also counts the rewards of all steps, where SkyRL's own estimators read the last step's reward.
+`PerTurnAdvantages`, a mixin for SkyRL's trainer, finds the turns in `loss_mask`. SkyRL's registry of estimators is not
+used: its estimators get `response_mask`, which includes observations, so turns cannot be separated. With step-wise
+trajectories, the rewards of all steps count, while SkyRL's own estimators read only the last step's reward.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _STATES = "state_keys"
 
 
 class PerTurnAdvantages(_Trainer):
-    """Mixed into a trainer of SkyRL: its `credit` gives the advantages, and the recipe's estimator the metrics."""
+    """Mixin for a trainer of SkyRL: `credit` computes the advantages. Metrics are from SkyRL's own estimator."""
 
     credit: str | Mapping[str, Any] | Credit = "rloo"
-    """A credit, the name of one, or a section `credit`."""
+    """A credit, the name of a credit, or a section `credit`."""
 
     def __init__(self, cfg: Any, *args: Any, **settings: Any) -> None:
-        """Reject a credit that SkyRL cannot feed."""
+        """Make the credit, and check that SkyRL provides its inputs."""
         own = type(self).state_keys is not PerTurnAdvantages.state_keys
         critic = cfg.trainer.critic.model.path is not None
         gives = {
@@ -51,24 +51,26 @@ class PerTurnAdvantages(_Trainer):
         super().__init__(cfg, *args, **settings)
 
     def state_keys(self, generator_output: Mapping[str, Any]) -> list[Sequence[Any] | None] | None:
-        """Return a name for the state before each turn of each sequence; override it for credits that compare states.
+        """Return a key of the state before each turn `[sequences][turns]`; the default has none.
+
+        Override this method for credits that compare states.
 
         Args:
-            generator_output: The generator's output; `env_metrics` has the reports of each environment.
+            generator_output: Output of the generator; `env_metrics` has what each environment reported.
         """
         return None
 
     def convert_to_training_input(self, generator_output: Any, uids: list[str]) -> Any:
-        """Keep the state keys with the batch."""
+        """Convert the generator's output as SkyRL does, and store the state keys in the batch's metadata."""
         batch = super().convert_to_training_input(generator_output, uids)
         batch.metadata[_STATES] = self.state_keys(generator_output)
         return batch
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
-        """Compute advantages as SkyRL does, for its metrics, and replace them with the advantages of the credit."""
+        """Compute advantages as SkyRL does, for its metrics, and replace them with the credit's advantages."""
         about = data.metadata
-        played = len(about["uids"]) - about.get("pad_size", 0)  # the rest only fills up the batch
+        played = len(about["uids"]) - about.get("pad_size", 0)  # the other sequences are padding of the batch
         last = about.get("is_last_step")
         values = data[Values.name]
         found = weigh_batch(

@@ -1,8 +1,8 @@
-"""tinker-cookbook 0.6: training data with an advantage for each turn.
+"""Adapter for tinker-cookbook 0.6: training data with one advantage per turn.
 
-`assemble_training_data` replaces tinker-cookbook's function of that name and its `compute_advantages`. A turn is a
-transition, with its own reward; the last one also has the final reward of the group. Environments name the state before
-a turn in `logs["state_key"]` of the transition.
+`assemble_training_data` replaces tinker-cookbook's `compute_advantages` and its function `assemble_training_data`. A
+turn is a transition, with its own reward. The last transition also gets the trajectory's final reward. Environments may
+record a key of the state before a turn in `logs["state_key"]` of the transition.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def make_credit(credit: str | Mapping[str, Any] | Credit) -> HostCredit:
     """Return a credit for `assemble_training_data`.
 
     Args:
-        credit: A credit, the name of one, or a section `credit`.
+        credit: A credit, the name of a credit, or a section `credit`.
 
     Raises:
-        ConfigError: If there is no such credit, or tinker-cookbook does not give one of its inputs.
+        ConfigError: If the credit is unknown, or tinker-cookbook does not provide one of its inputs.
     """
     return host_credit("tinker-cookbook", credit, {STATES: None})
 
@@ -38,8 +38,8 @@ def turn_advantages(groups: Sequence[Any], credit: HostCredit) -> list[list[list
     """Return the advantage of each transition `[groups][trajectories][transitions]`.
 
     Args:
-        groups: Of the type `TrajectoryGroup`.
-        credit: From `make_credit`.
+        groups: Groups of type `TrajectoryGroup`.
+        credit: Credit from `make_credit`.
     """
     episodes = [
         _episode(str(number), one, float(final))
@@ -60,15 +60,18 @@ def _episode(group: str, trajectory: Any, final: float) -> HostEpisode:
 def assemble_training_data(
     groups: Sequence[Any], credit: HostCredit, include_provenance: bool = True
 ) -> tuple[list[Any], list[dict[str, int]]]:
-    """Return the data of all groups, with an advantage at each token, and where each datum comes from.
+    """Return the training data of all groups, with an advantage at each token, and the origin of each datum.
 
     Args:
-        groups: Of the type `TrajectoryGroup`.
-        credit: From `make_credit`.
-        include_provenance: As in tinker-cookbook.
+        groups: Groups of type `TrajectoryGroup`.
+        credit: Credit from `make_credit`.
+        include_provenance: Same as in tinker-cookbook.
+
+    Returns:
+        Data for training, and for each datum the indices `group_idx` and `traj_idx` of its trajectory.
 
     Raises:
-        DataError: If tinker-cookbook's data has other tokens than the transitions.
+        DataError: If tinker-cookbook trains fewer tokens than the actions have.
     """
     import tinker
     from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -95,7 +98,7 @@ def assemble_training_data(
 
 
 def _of_tokens(transitions: Sequence[Any], advantages: Sequence[float]) -> Iterator[float]:
-    """Yield the advantage of each action's token that tinker-cookbook trains."""
+    """Yield the advantage of each token of an action that tinker-cookbook trains."""
     from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY
 
     for one, advantage in zip(transitions, advantages, strict=True):

@@ -1,8 +1,8 @@
-"""TRL 1.16: `GRPOTrainer` with an advantage for each turn.
+"""Adapter for TRL 1.16: `GRPOTrainer` with one advantage per turn.
 
-`PerTurnAdvantages` is mixed into `trl.GRPOTrainer`. Turns are the tokens that the model wrote, between the tokens of
-tools. States and rewards of turns come from the attributes `state_keys` and `turn_rewards` of TRL's environments, or
-from columns of these names that a `rollout_func` returns.
+`PerTurnAdvantages` is a mixin for `trl.GRPOTrainer`. A turn is a run of tokens that the model wrote, between the tokens
+of tool results. State keys and rewards of turns are optional. An environment records them in its attributes
+`state_keys` and `turn_rewards`. A `rollout_func` returns them as columns with these names.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _STATES, _REWARDS = "state_keys", "turn_rewards"
 
 
 class PerTurnAdvantages(_Trainer):
-    """Mixed into `trl.GRPOTrainer`: its `credit` gives the advantages."""
+    """Mixin for `trl.GRPOTrainer`: `credit` computes the advantages."""
 
     credit: str | Mapping[str, Any] | Credit = "rloo"
-    """A credit, the name of one, or a section `credit`."""
+    """A credit, the name of a credit, or a section `credit`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Reject a credit that TRL cannot feed."""
+        """Make the credit, and check that TRL provides its inputs."""
         tells = settings.get("environment_factory") or settings.get("rollout_func")
         hint = f"give an environment_factory or a rollout_func with {_STATES}"
         self._credit = host_credit("TRL", self.credit, {STATES: None if tells else hint})
         super().__init__(*args, **settings)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
-        """Keep the rewards, which TRL does not hand on."""
+        """Compute rewards as TRL does, and store them, since TRL does not pass them to later methods."""
         self._rewards = super()._calculate_rewards(*args)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace the advantages with the advantages of the credit, of shape (B, T)."""
+        """Generate completions as TRL does, and replace the advantages with the credit's [sequences, tokens]."""
         from accelerate.utils import gather_object
 
         output = super()._generate_and_score_completions(inputs)
@@ -73,7 +73,7 @@ class PerTurnAdvantages(_Trainer):
         return {**output, "advantages": on_tokens(numbers[first : first + len(spans)], spans, form)}
 
     def _told(self, at: int, row: Mapping[str, Any], name: str) -> Sequence[Any] | None:
-        """Return the entries that a rollout or its environment has for its turns; None: it has none."""
+        """Return the list `name` that a rollout or its environment recorded [turns]; None if there is none."""
         if name in row:
             return list(row[name])
         return None if self.environments is None else getattr(self.environments[at], name, None)
@@ -81,7 +81,13 @@ class PerTurnAdvantages(_Trainer):
     def _weigh(
         self, told: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]
     ) -> list[list[float]]:
-        """Weigh the episodes of all processes; an episode that no reward function scored gets 0, as in TRL."""
+        """Return the weights of the episodes of all processes `[episodes][turns]`.
+
+        As in TRL, an episode that no reward function scored gets 0.
+
+        Args:
+            told: Number of turns, state keys and turn rewards of each episode.
+        """
         size = self.num_generations if self.model.training else self.num_generations_eval
         scores = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).tolist()
         scored = [at for at, lacks in enumerate(self._rewards.isnan().all(1).tolist()) if not lacks]

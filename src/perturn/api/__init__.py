@@ -1,7 +1,7 @@
-"""The stages as functions on objects, without a recipe and a run folder: for notebooks and scripts.
+"""The stages of a run as Python functions on objects, without a recipe or a run folder, for notebooks and scripts.
 
-Each function runs the same code as its stage in a run. Only a run folder gives resuming, the record of versions and the
-report.
+Each function runs the same code as its stage in a run. Resuming, the record of versions and the report need a run
+folder.
 """
 
 from perturn.api.episodes import Score, collect, evaluate

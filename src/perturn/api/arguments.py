@@ -1,4 +1,4 @@
-"""Checks of the arguments that the functions of the loop have in common."""
+"""Checks of arguments that several functions of the API take."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from perturn.types import Trajectory
 
 
 def check_rows(given: Any, name: str = "rows") -> None:
-    """Reject an argument that holds no rows.
+    """Check that an argument is a collection of rows.
 
     Args:
-        given: The argument.
-        name: Its name, for messages.
+        given: Value of the argument.
+        name: Name of the argument, for the error message.
 
     Raises:
-        ConfigError: If it is a single thing, such as None or a number, or a mapping.
+        ConfigError: If the value is not iterable, or is a mapping.
     """
     several = isinstance(given, Iterable) and not isinstance(given, Mapping)
     check_fit(several, name, "be pairs or trajectories, as make_rows and weigh return them", given)
 
 
 def trajectories_in(given: Any, name: str) -> list[Trajectory]:
-    """Return an argument of trajectories as a list.
+    """Return an argument that holds trajectories as a list.
 
     Args:
-        given: The argument.
-        name: Its name, for messages.
+        given: Value of the argument.
+        name: Name of the argument, for the error message.
 
     Raises:
-        ConfigError: If it holds anything else.
+        ConfigError: If the value is not a collection of trajectories.
     """
     several = isinstance(given, Iterable) and not isinstance(given, Mapping | str)
     found = list(given) if several else [given]

@@ -1,4 +1,4 @@
-"""Episodes and scores without a run: of an environment, and of a policy that may be an object."""
+"""Play episodes and compute scores without a run folder; the policy and the environment may be Python objects."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, 
 _logger = logging.getLogger(__name__)
 
 Policy = Any
-"""A Hub id, a folder, a transformers model, or an `Engine`; to `collect`, also "expert"."""
+"""Hub id, folder, transformers model or `Engine`; for `collect` also "expert"."""
 World = Any
-"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of worlds, or a world."""
+"""Name in `ENVIRONMENTS`, `MODULE:CLASS`, section `environment`, class or factory of environments, or environment."""
 
 
 def collect(
@@ -71,33 +71,33 @@ def collect(
     user: Section | None = None,
     judge: Section | None = None,
 ) -> list[Trajectory]:
-    """Play tasks; failed episodes are among the results.
+    """Play the tasks of an environment and return the trajectories, including FAILED episodes.
 
     Args:
-        policy: A Hub id, a folder, a transformers model, an `Engine`, or "expert": the environment's own.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
-            worlds; or a world, which plays one episode at a time and stays open.
-        split: Of the tasks.
-        n: Tasks, chosen the same way each time; None: all.
-        skip: Tasks to leave out first.
-        samples: Episodes of each task.
-        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
-        sampling: How actions are decoded; None: at temperature 1.
-        tokenizer: Of a transformers model; None: of its `name_or_path`.
-        engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
-        concurrency: Episodes played at the same time.
-        seed: Of the episodes.
-        explore: An explorer, the name of one, or a section `explore` with its own settings, such as
+        policy: Hub id, folder, transformers model or `Engine`; or "expert" for the environment's own expert.
+        environment: Name in `ENVIRONMENTS`, `MODULE:CLASS`, section `environment`, or class or factory of environments.
+            An environment object is also possible; it plays one episode at a time and stays open.
+        split: Split of the tasks.
+        n: Number of tasks; the choice is deterministic. None: all.
+        skip: Number of tasks to skip first.
+        samples: Number of episodes per task.
+        protocol: Protocol or the name of a protocol; None: the environment's own protocol, or else the defaults.
+        sampling: Sampling settings of actions; None: temperature 1.
+        tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
+        engine: Section `engine` for serving a Hub id or a folder; None: the local engine.
+        concurrency: Number of episodes played at the same time.
+        seed: Seed of the episodes.
+        explore: Explorer, name of an explorer, or section `explore` with its own settings, such as
             `{"name": "branches", "every": 2}`.
-        iteration: From 1; each has its own seeds.
-        earlier: Episodes of the iteration before, for an explorer that resumes the unfinished ones.
+        iteration: Number of the iteration, from 1. Each iteration has its own seeds.
+        earlier: Episodes of the previous iteration, for an explorer that resumes unfinished episodes.
         experts: The expert's episodes, for an explorer that resumes them.
-        user: Section `user`: a model that speaks wherever the environment asks for the user's turn; the expert plays
-            with the user's script.
-        judge: Section `reward.judge`: a model whose ratings are the rewards, also of the expert's episodes.
+        user: Section `user`: the model that plays the user. With policy "expert", the user's script is used instead.
+        judge: Section `reward.judge`: the model whose ratings are the rewards, also for the expert's episodes.
 
-    Returns: Trajectories in the order of the tasks, then those that resume them; `origin` holds the sample that was
-        resumed.
+    Returns:
+        Trajectories in the order of the tasks, then the branches. A branch has the sample number of the resumed episode
+        in `origin`.
 
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
@@ -136,7 +136,7 @@ def collect(
 
 
 def _check_policy(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> None:
-    """Reject an explorer without the policy or the expert's episodes that it needs."""
+    """Raise `ConfigError` if the explorer does not suit the policy, or needs an expert's episodes that are missing."""
     if explorer.traits.expert:
         remedy = "give experts=collect('expert', ...)"
         required(experts or None, "experts", "the explorer resumes an expert's episodes", remedy)
@@ -150,28 +150,34 @@ def _check_policy(explorer: Explorer, policy: Policy, experts: Sequence[Trajecto
 
 @dataclass(frozen=True)
 class Score:
-    """A policy's score on a task list, with its protocol and its episodes."""
+    """A policy's score on a task list, with its conditions and its episodes."""
 
     n: int
-    """Episodes; a FAILED episode counts with score 0 and as a failure."""
+    """Number of episodes. A FAILED episode counts as unsolved, with score 0."""
     mean_score: float
+    """Average total reward of an episode."""
     interval: list[float | None]
-    """Ends of the 95 % interval; None where the data cannot give one."""
+    """Lower and upper end of the 95 % interval of `mean_score`; None if the data do not determine it."""
     success_rate: float
+    """Share of solved episodes, in [0, 1]."""
     success_interval: list[float | None]
+    """Lower and upper end of the 95 % interval of `success_rate`."""
     mean_turns: float
+    """Average number of turns of an episode."""
     turns_p75: int
-    """The smallest number of turns that three quarters of the episodes do not exceed."""
+    """75th percentile of the number of turns of an episode."""
     mean_tokens: float | None
-    """Tokens that the policy wrote in an episode; None if actions were recorded as text."""
+    """Average number of tokens that the policy wrote in an episode; None if actions were recorded only as text."""
     invalid_rate: float | None
+    """Share of turns whose action was invalid, in [0, 1]."""
     failed: int
+    """Number of FAILED episodes."""
     protocol: dict[str, Any]
-    """Conditions that must be equal before two scores are compared."""
+    """Conditions of the score. Two scores are comparable only if these are equal."""
     trajectories: list[Trajectory] = field(repr=False)
 
     def against(self, other: Score) -> PairedComparison | None:
-        """Return the difference of this score and another, paired by task; None if they share no task."""
+        """Return the difference between this score and another, paired by task; None if they share no task."""
         return compare(self.trajectories, other.trajectories)
 
 
@@ -193,19 +199,19 @@ def evaluate(
     """Score a policy on held-out tasks.
 
     Args:
-        policy: A Hub id, a folder, a transformers model, or an `Engine`.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
-            worlds; or a world, which plays one episode at a time and stays open.
-        split: Of the tasks; None: test, or the environment's own test split.
-        n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
-        sampling: How actions are decoded; None: as the protocol says, else greedily.
-        tokenizer: Of a transformers model; None: of its `name_or_path`.
-        engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
-        concurrency: Episodes played at the same time.
-        seed: Of the episodes.
-        user: Section `user`: a model that speaks wherever the environment asks for the user's turn.
-        judge: Section `reward.judge`: a model whose ratings are the rewards.
+        policy: Hub id, folder, transformers model or `Engine`.
+        environment: Name in `ENVIRONMENTS`, `MODULE:CLASS`, section `environment`, or class or factory of environments.
+            An environment object is also possible; it plays one episode at a time and stays open.
+        split: Split of the tasks; None: `test`, or the environment's own test split if it has no `test`.
+        n: Number of tasks. Kinds of tasks keep about their shares in the split. None: 50, or all if there are fewer.
+        protocol: Protocol or the name of a protocol; None: the environment's own protocol, or else the defaults.
+        sampling: Sampling settings of actions; None: the protocol's settings, or else greedy decoding.
+        tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
+        engine: Section `engine` for serving a Hub id or a folder; None: the local engine.
+        concurrency: Number of episodes played at the same time.
+        seed: Seed of the episodes.
+        user: Section `user`: the model that plays the user.
+        judge: Section `reward.judge`: the model whose ratings are the rewards.
     """
     parse(ExploreSettings, {"concurrency": concurrency})
     speaks, rates = user_of(user), judge_of(judge)
@@ -227,7 +233,7 @@ def evaluate(
 
 
 def _maker(environment: World) -> Callable[[], Environment]:
-    """Return the maker of the worlds: named ones run in their own processes, as in a run."""
+    """Return a function that makes environments. Environments given by name run in their own processes, as in a run."""
     section = _section(environment)
     if _is_world(environment):
         world = at_border(environment, type(environment).__name__, keep=True)
@@ -242,26 +248,26 @@ def _maker(environment: World) -> Callable[[], Environment]:
 
 
 def _is_world(environment: World) -> bool:
-    """Return whether an object is a world rather than a maker of worlds."""
+    """Return whether the argument is an environment object rather than a name, a section or a factory."""
     return (
         not isinstance(environment, type) and playable(environment, "reset") and playable(environment, "step")
     )
 
 
 def _at_once(environment: World, concurrency: int) -> int:
-    """Return the number of episodes that are played at the same time; a given world plays one."""
+    """Return the number of episodes to play at the same time; an environment object can play only one."""
     return 1 if _is_world(environment) else concurrency
 
 
 def _reader(policy: Policy, tokenizer: Any) -> Reader:
-    """Return a policy opened for an explorer that reads it."""
+    """Load a policy for an explorer that reads its weights."""
     if isinstance(policy, str | Path):
         return open_reader(str(policy))
     return open_reader(policy, tokenizer_of(policy, tokenizer))
 
 
 def _section(environment: World) -> Section | None:
-    """Return the section `environment`; None for an object that makes worlds."""
+    """Return the argument as a section `environment`; None if it is a class, a factory or an environment object."""
     if isinstance(environment, str):
         return {"name": environment}
     return dict(environment) if isinstance(environment, Mapping) else None
@@ -275,7 +281,7 @@ def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task)
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
-    """Return trajectories in the order of their jobs, though they arrive as they end."""
+    """Return trajectories in the order of their jobs, and warn if episodes were truncated at the context length."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
     found = sorted(played, key=lambda one: index_of[one.key])
     if filled := sum(one.filled_context is True for one in found):
@@ -292,7 +298,7 @@ def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Traject
 def _serving(
     policy: Policy, rules: EpisodeProtocol, tokenizer: Any, engine: Section | None
 ) -> Iterator[Engine]:
-    """Yield the engine that answers for a policy; an engine that the caller gave stays open."""
+    """Yield the engine that samples a policy's actions, and close it afterwards; a given `Engine` stays open."""
     if isinstance(policy, Engine):
         yield policy
         return
@@ -316,7 +322,7 @@ def _serving(
 
 
 def _loaded(model: Any, tokenizer: Any) -> Loaded:
-    """Return a model of the caller's, unchanged."""
+    """Return the caller's model in the form that an engine expects."""
     return Loaded(
         model=model,
         tokens=Renderer(tokenizer_of(model, tokenizer), ends=declared_ends(model)),

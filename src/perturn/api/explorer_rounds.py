@@ -1,4 +1,4 @@
-"""Explorers without a run: the rounds that resume episodes, with policies and worlds that are objects."""
+"""Explorers without a run folder: make an explorer for `collect`, and play its rounds of branches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ from perturn.types import Trajectory, failed, succeeded
 
 
 def make_explorer(explore: str | Section | Explorer, samples: int, concurrency: int) -> Explorer:
-    """Return the explorer of a call.
+    """Return the explorer for a call of `collect`.
+
+    Args:
+        explore: Explorer, name of an explorer, or section `explore`.
+        samples: Number of episodes per task.
+        concurrency: Number of episodes played at the same time.
 
     Raises:
-        ConfigError: If there is none of that name, a setting is wrong, or it needs a run.
+        ConfigError: If the explorer is unknown, a setting is wrong, or the explorer needs a run folder.
     """
     own = {"samples": samples, "concurrency": concurrency}
     if isinstance(explore, Explorer):
@@ -59,17 +64,17 @@ def play_rounds(
     open_policy: Callable[[], Reader],
     play: Callable[[Sequence[Job]], list[Trajectory]],
 ) -> list[Trajectory]:
-    """Play the episodes that an explorer asks for after the rollouts, as the stage `branch` of a run does.
+    """Play the rounds of branches of an explorer, as the stage `branch` of a run does.
 
     Args:
-        explorer: That asks.
-        inputs: Their `explored` are the rollouts.
+        explorer: The explorer.
+        inputs: Inputs of the explorer, with the rollouts in `explored`.
         experts: The expert's episodes, for an explorer that reads them.
-        open_policy: Opens the policy that explored, for an explorer that reads it.
-        play: Plays episodes.
+        open_policy: Function that loads the policy, for an explorer that reads its weights.
+        play: Function that plays jobs and returns their episodes.
 
     Returns:
-        The episodes of all rounds, in their order.
+        Episodes of all rounds, in the order of rounds and jobs.
     """
     tasks = {one.task.id for one in inputs.explored}
     best = best_by_task(one for one in experts if succeeded(one) and one.task.id in tasks)

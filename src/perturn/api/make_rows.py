@@ -1,4 +1,4 @@
-"""Rows of training without a run, from episodes that are objects."""
+"""Make training rows from episodes without a run folder."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ def make_rows(
     seed: int = 0,
     **weighing: Any,
 ) -> list[Any]:
-    """Make rows of training from episodes, by any entry of `ROWS` that needs no run.
+    """Make training rows from episodes, with a row maker of `ROWS` that needs no run folder.
 
     Args:
         explored: The policy's episodes, as `collect` returns them.
-        rows: A row maker, the name of one, or a section `rows`.
-        experts: The expert's episodes, for a row maker that reads them, or whose branches resume them.
-        branches: Episodes that resume others; None: those among `explored` that resume one of `explored` or `experts`.
-        credit: Weighs the rows `groups`: a credit, the name of one, or a section `credit`.
-        seed: Of draws.
-        weighing: Further arguments of `weigh`, for the rows `groups`.
+        rows: Row maker, name of a row maker, or section `rows`.
+        experts: The expert's episodes, for a row maker that reads them or their branches.
+        branches: Episodes that resume other episodes. None: the episodes of `explored` that resume another episode of
+            `explored` or `experts`.
+        credit: Credit that weighs rows of groups: a credit, its name, or a section `credit`.
+        seed: Seed of random choices.
+        weighing: Further arguments of `weigh`, for rows of groups.
 
     Returns:
-        Pairs, or trajectories with weights; a warning says why there is none.
+        Pairs, or trajectories with weights. If there are none, a logged warning says why.
 
     Raises:
-        ConfigError: If there is no such row maker, a setting is wrong, something is missing, or it needs a run.
+        ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
     own = not isinstance(rows, str | Mapping | type) and "traits" in dir(rows)
     maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
@@ -86,7 +87,7 @@ def make_rows(
 def _without_branches(
     episodes: Sequence[Trajectory], experts: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Return the episodes that resume none of the given episodes, and the episodes that do."""
+    """Split episodes into episodes that resume no other given episode, and branches, which do."""
     begun = {one.key for one in (*episodes, *experts)}
     resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
     pairs = list(zip(episodes, resumes, strict=True))
@@ -94,7 +95,7 @@ def _without_branches(
 
 
 def _rows_of(traits: RowTraits) -> Iterable[Any]:
-    """Return rows of the user's own classes."""
+    """Read the rows of a file, for a row maker that takes its rows from a file."""
     assert traits.source is not None
     return rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes])
 
@@ -105,7 +106,7 @@ def _check_episodes(
     experts: Sequence[Trajectory],
     branches: Sequence[Trajectory],
 ) -> None:
-    """Reject a row maker that needs a run, or episodes that it was not given."""
+    """Raise `ConfigError` if a row maker needs a run folder, or if episodes that it reads are missing."""
     traits, name = maker.traits, f"rows {type(maker).__name__}"
     measured = all(turn.remaining is not None for one in (*explored, *branches) for turn in one.turns)
     needs = sorted(name_of(need) for need in maker.needs)
@@ -124,7 +125,7 @@ def _check_episodes(
 
 
 def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> None:
-    """Reject rows of groups without what weighs them, and arguments that nothing would read."""
+    """Raise `ConfigError` if rows of groups have no credit, or if arguments of `weigh` would have no effect."""
     name = f"rows {type(maker).__name__}"
     if maker.traits.makes != "groups":
         given = {"credit": credit is not None} | dict.fromkeys(weighing, True)
@@ -139,7 +140,14 @@ def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -
 def _trained(
     made: Made, traits: RowTraits, credit: Any, weighing: dict[str, Any]
 ) -> list[WeightedTrajectory]:
-    """Return the members of groups that are trained, with their weights, as a run accounts for them."""
+    """Weigh the groups, and return the trajectories that are trained, chosen as in a run.
+
+    Args:
+        made: Groups that the row maker returned.
+        traits: Traits of the row maker.
+        credit: Credit, its name, or a section `credit`.
+        weighing: Further arguments of `weigh`.
+    """
     weighed = weigh(made.rows, credit, failed=traits.failed, **weighing)
     groups = groups_of(made.rows)
     rows = [[weighed[index] for index in group.indices] for group in groups]

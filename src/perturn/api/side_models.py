@@ -1,4 +1,4 @@
-"""Models besides the policy, for episodes without a run: a simulated user, and a judge."""
+"""Models besides the policy, for episodes without a run folder: a simulated user and a judge."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perturn.types import Engine, EpisodeProtocol, Trajectory
 
 
 def told_of(rules: EpisodeProtocol, user: User | None) -> EpisodeProtocol:
-    """Return the rules of an episode whose user a model plays."""
+    """Return a protocol that records the model of the simulated user; unchanged if there is no such model."""
     return rules if user is None else replace(rules, user=SimulatedUser(user.model, user.prompt))
 
 
 @contextmanager
 def beside(engine: Engine, user: User | None) -> Iterator[Engine]:
-    """Open the user's model besides the policy's engine, if there is one."""
+    """Yield an engine that also answers for the simulated user, if there is one; else the policy's engine."""
     if user is None:
         yield engine
         return
@@ -36,7 +36,7 @@ def beside(engine: Engine, user: User | None) -> Iterator[Engine]:
 
 
 def judged(episodes: Sequence[Trajectory], judge: JudgeSettings | None) -> list[Trajectory]:
-    """Return episodes with the rewards of a judge, if there is one."""
+    """Return episodes with the judge's ratings as rewards; unchanged if there is no judge."""
     if judge is None:
         return list(episodes)
     with open_judge(judge, None) as opened:
@@ -44,18 +44,18 @@ def judged(episodes: Sequence[Trajectory], judge: JudgeSettings | None) -> list[
 
 
 def user_of(section: Section | None) -> User | None:
-    """Return the settings of a section `user`.
+    """Parse a section `user`.
 
     Raises:
-        ConfigError: If one is wrong.
+        ConfigError: If a setting is wrong.
     """
     return None if section is None else parse(User, section)
 
 
 def judge_of(section: Section | None) -> JudgeSettings | None:
-    """Return the settings of a section `reward.judge`.
+    """Parse a section `reward.judge`.
 
     Raises:
-        ConfigError: If one is wrong.
+        ConfigError: If a setting is wrong.
     """
     return None if section is None else parse(JudgeSettings, section)

@@ -1,4 +1,4 @@
-"""Training without a run: of models and rows that are objects."""
+"""Train models on rows without a run folder; models and rows are Python objects."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def train(
     peft_config: Any = None,
     **settings: Any,
 ) -> Any:
-    """Train a policy, in place if it is a model already. `TurnTrainer` does the same with all options of a Trainer.
+    """Train a policy and return it. `TurnTrainer` does the same with all options of a transformers `Trainer`.
 
     Args:
-        model: A name, or a transformers model.
+        model: Hub id or folder, or a transformers model, which is trained in place.
         rows: Pairs or trajectories, in Perturn's format or TRL's.
         loss: Name of a loss, or a section `loss`.
         credit: Name of a credit, or a section `credit`; None: the credit of the loss's paper.
-        tokenizer: None: the model's own.
-        ref_model: The reference; None: the model as it is now.
-        peft_config: Train these adapters instead of all weights.
-        settings: Further settings of `TurnConfig`. Nothing is saved without `output_dir`.
+        tokenizer: Tokenizer; None: the model's own.
+        ref_model: Reference policy; None: the model before this training.
+        peft_config: Configuration of adapters to train; None: train all weights.
+        settings: Further settings of `TurnConfig`. Without `output_dir`, nothing is saved.
 
     Returns:
         The trained model, in evaluation mode.
@@ -68,14 +68,14 @@ def train(
 
 
 def _unsaved(folder: str) -> dict[str, Any]:
-    """Return settings of a training that saves nothing."""
+    """Return settings with which training saves nothing."""
     return {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
 
 
 class Trainer:
-    """Trains a policy in iterations, on new rows in each, as the iterations of a run with `align.minibatches`.
+    """Trains a policy in iterations with new rows each time, as a run with `align.minibatches` does.
 
-    The model, the state of its optimizer and the learning-rate schedule continue from one iteration to the next.
+    The model, the optimizer state and the learning-rate schedule continue from one iteration to the next.
 
     ```python
     trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-5)
@@ -101,22 +101,22 @@ class Trainer:
         peft_config: Any = None,
         **settings: Any,
     ) -> None:
-        """Check the settings; nothing is trained yet.
+        """Check the settings. Nothing is trained yet.
 
         Args:
-            model: A name, or a transformers model, which is trained in place.
+            model: Hub id or folder, or a transformers model, which is trained in place.
             loss: Name of a loss, or a section `loss`.
             credit: Name of a credit, or a section `credit`, for rows without weights; None: the credit of the loss's
                 paper.
-            tokenizer: None: the model's own.
-            ref_model: The reference of all iterations; None: see `reference`.
-            reference: `previous`: the policy that an iteration begins with; `start`: the policy that the first
-                iteration began with.
-            minibatches: Optimizer steps of an epoch, at most.
-            epochs: Passes over the rows of an iteration.
-            iterations: Iterations of the learning-rate schedule; None: the learning rate stays constant.
-            seed: Of the order of rows and of new adapters; each iteration has its own order.
-            peft_config: Train these adapters instead of all weights.
+            tokenizer: Tokenizer; None: the model's own.
+            ref_model: Reference policy of all iterations; None: see `reference`.
+            reference: Reference policy if `ref_model` is None. `previous`: the policy at the start of the iteration.
+                `start`: the policy at the start of the first iteration.
+            minibatches: Largest number of optimizer steps per epoch.
+            epochs: Number of passes over the rows of an iteration.
+            iterations: Number of iterations that the learning-rate schedule covers; None: constant learning rate.
+            seed: Seed of the order of rows and of new adapters. Each iteration has its own order.
+            peft_config: Configuration of adapters to train; None: train all weights.
             settings: Further settings of `TurnConfig`.
 
         Raises:
@@ -146,18 +146,18 @@ class Trainer:
             self.tokenizer = tokenizer_of(model, tokenizer)
 
     def _config(self) -> TurnConfig:
-        """Return settings of the iteration."""
+        """Return the training settings of the current iteration."""
         seed = self._seed if self.iteration <= 1 else seed_of(self._seed, "align", self.iteration)
         return TurnConfig(num_train_epochs=self._epochs, seed=seed, **self._settings)
 
     def train(self, rows: Iterable[Any]) -> dict[str, float]:
-        """Train on the rows of an iteration; without rows the policy does not change.
+        """Train on the rows of one iteration. Without rows, the policy does not change.
 
         Args:
             rows: Pairs or trajectories, as `weigh` and `make_rows` return them.
 
         Returns:
-            Means of the metrics over the optimizer steps, such as `loss`; empty without rows.
+            Metric, such as `loss` -> its average over the optimizer steps; empty without rows.
         """
         check_rows(rows)
         rows = list(rows)
@@ -187,7 +187,7 @@ class Trainer:
 
 
 def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
-    """Reject settings of a `Trainer` that are out of their range, or that it sets itself."""
+    """Reject settings of a `Trainer` that are out of range, or that the `Trainer` sets itself."""
     for name, number in numbers.items():
         check_fit(isinstance(number, int) and number >= 1, name, "be >= 1 and whole", number)
     check_fit(reference in ("previous", "start"), "reference", "be previous or start", reference)
@@ -197,7 +197,7 @@ def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mappin
 
 
 def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return means of the metrics over the optimizer steps, without metrics of the whole training."""
+    """Return the average of each metric over the optimizer steps; entries on the whole training are skipped."""
     found: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         if "loss" in entry:

@@ -1,4 +1,4 @@
-"""Credit without a run: of episodes and models that are objects."""
+"""Weigh the turns of episodes with a credit, without a run folder."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def weigh(
     reference: Any = None,
     failed: str = "leave_out",
 ) -> list[WeightedTrajectory]:
-    """Weigh every turn by a credit; trajectories of one task and one policy are a group.
+    """Compute a weight for every turn with a credit. The trajectories of one task and one policy are a group.
 
     Args:
-        trajectories: What to weigh.
-        credit: A credit, or the name of one, or a section `credit`.
-        model: The reference, a name or a transformers model, where the credit needs one; for a credit that reads
-            answers, what replies changed or what turns contributed, the policy that acted; for critics, any policy, on
-            whose hidden states they begin and learn from these trajectories alone; for a credit that reads progress,
-            the policy that was trained.
-        tokenizer: The reference's; None: of its `name_or_path`.
+        trajectories: Trajectories to weigh.
+        credit: A credit, the name of a credit, or a section `credit`.
+        model: Hub id, folder or transformers model, if the credit reads one. Most credits read the reference policy.
+            Credits that read answers, effects of replies or contributions of turns read the policy that acted. Critics
+            start from the hidden states of any policy and learn from these trajectories alone. Credits that read
+            progress need the trained policy.
+        tokenizer: Tokenizer of `model`; None: load it from the model's `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` in place of the answer, such as "Action:
-            finish[{answer}]"; for credits that read the likelihood of answers.
-        reference: A name or a transformers model with the same tokenizer: the reference of `model`, for credits that
-            read progress.
-        failed: How episodes that FAILED count in the statistics of their group: `leave_out`, not at all; `zero`, with
-            score 0. Their own turns get weights of 0 in both.
+            finish[{answer}]". Needed by credits that read the likelihood of answers.
+        reference: Reference policy of `model`, with the same tokenizer, for credits that read progress: Hub id, folder
+            or transformers model.
+        failed: Whether the statistics of a group include FAILED episodes. `leave_out` excludes them, and `zero`
+            includes them with score 0. The weights of their own turns are 0 in both cases.
 
     Returns:
-        The trajectories in their order, each with the weight of its turns, without unit, and the factors on their clip
-        ranges where the credit gives them; `train` takes these.
+        The trajectories in the given order, each with a weight per turn [turns], without unit. Credits that set clip
+        ranges also give a factor on the clip range per turn [turns]. `train` takes these rows.
 
     Raises:
-        ConfigError: If there is no such credit, it does not declare its inputs, or one of them is not given.
-        DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
+        ConfigError: If the credit is unknown or does not declare its inputs, or an input is missing.
+        DataError: If the credit reads the gold answer, and a task has none in `data["answer"]`.
     """
     check_known(failed, FAILURES, f"unknown failed {failed!r}")
     trajectories = trajectories_in(trajectories, "trajectories")
@@ -86,7 +86,7 @@ def weigh(
 
 
 def _made(credit: str | Section | Credit) -> Credit:
-    """Return the credit that a name or a section picks; a credit that is given is checked."""
+    """Make the credit that a name or a section describes; check and return a given credit."""
     if isinstance(credit, str | Mapping | None):
         return make_credit(section_of(credit, "credit"))
     check_credit(credit, type(credit).__name__)
@@ -94,7 +94,7 @@ def _made(credit: str | Section | Credit) -> Credit:
 
 
 def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
-    """Reject a credit that reads what `weigh` was not given, or does not compute."""
+    """Raise `ConfigError` if a credit reads an input that was not given to `weigh`, or that `weigh` cannot compute."""
     name = f"credit {type(weigher).__name__}"
     traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, name).items()}
     elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]

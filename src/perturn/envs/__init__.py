@@ -1,7 +1,7 @@
-"""Environments: a package for each benchmark, an adapter for each interface of others.
+"""Environments: one package for each benchmark, and one adapter for each environment interface of another library.
 
-An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. Its class attribute `traits`, a
-`perturn.traits.EnvironmentTraits`, says more of it. Its optional methods are in `ABILITIES` of `abilities.py`.
+An entry of `ENVIRONMENTS` implements the `Environment` Protocol of `types.py`. Its class attribute `traits`, a
+`perturn.traits.EnvironmentTraits`, declares its properties. `ABILITIES` of `abilities.py` lists its optional methods.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ ENVIRONMENTS: Table[type[Environment]] = Table(
         "webshop": "perturn.envs.webshop.environment:WebShop",
     },
 )
-"""Environments by the name that recipes use."""
+"""Name of an environment in a recipe -> its class."""

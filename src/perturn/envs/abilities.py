@@ -1,7 +1,8 @@
-"""Abilities: optional methods of an environment besides posing tasks. All code asks for them here.
+"""Abilities: optional methods of an environment, such as `expert`, and the functions that look them up.
 
-`ABILITIES` has the signature of each, by which one generic call forwards it to a world in another process or on another
-node. An environment has an ability if its class has the method. For the type checker, the Protocols below say more.
+`ABILITIES` holds the signature of each optional method. With it, one generic call forwards the method to an environment
+in another process or on another node. An environment has an ability if its class defines the method. The Protocols
+below declare the methods for the type checker.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ ABILITIES: Table[Ability] = Table(
         "read_experts": Ability(("plain", "plain", "plain"), "plain", crosses=False),
     },
 )
-"""Signature of each optional method by its name. An installed package may add abilities of other environments."""
+"""Name of an optional method -> its signature. An installed package may add entries."""
 
 EXPERTS = frozenset({"expert", "show"})
-"""Abilities of which an environment whose expert plays has one: it says actions, or shows whole episodes."""
+"""Abilities that provide an expert: `expert` returns its actions, and `show` plays its whole episode."""
 
 
 def signatures(environment: Any) -> dict[str, Ability]:
-    """Return the signature of each ability that an environment, or its class, has: of the table, and of its own."""
+    """Return the name and signature of each ability of an environment or of its class.
+
+    Besides the entries of `ABILITIES`, they include the abilities that the environment declares in its `traits`.
+    """
     known = {**ABILITIES, **traits_of(environment).abilities}
     return {name: each for name, each in known.items() if callable(getattr(environment, name, None))}
 
@@ -64,20 +68,21 @@ def check_abilities(environment: Environment, *names: str, reader: str, otherwis
     """Reject an environment that lacks optional methods.
 
     Args:
-        environment: The world.
-        names: Its methods.
-        reader: The part that calls them, and its purpose.
-        otherwise: What to do in another environment than those that have them.
+        environment: The environment.
+        names: Methods that it must have.
+        reader: Start of the error message: the component that calls the methods, and why.
+        otherwise: End of the error message: a remedy that does not change the environment.
 
     Raises:
-        ConfigError: Such as `base needs an expert: environment x has no method expert() ..., or leave base out.`
+        ConfigError: If a method is missing. An example of the message is
+            `base needs an expert: environment x has no method expert() ..., or leave base out.`
     """
     if problem := lacks(environment, *names):
         raise ConfigError(f"{reader}: {problem}, or {otherwise}.")
 
 
 def lacks(environment: Environment, *names: str) -> str:
-    """Say which of some abilities an environment lacks, and which environments have them all; empty if it has all."""
+    """Return a clause on missing abilities and the environments that have them; empty if none is missing."""
     missing = [name for name in names if name not in abilities_of(environment)]
     if not missing:
         return ""
@@ -88,89 +93,90 @@ def lacks(environment: Environment, *names: str) -> str:
 
 
 class Expert(Protocol):
-    """An environment that can also show how its tasks are solved."""
+    """An environment that can also return a solution of each task."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return actions that solve the task, to be verified by playing them."""
+        """Return actions that solve the task. The caller verifies them by playing them."""
         ...
 
 
 class Demonstrator(Expert, Protocol):
-    """An expert that also gives its thoughts; optional, since formats without thoughts leave them out."""
+    """An environment whose expert also writes a thought before each action, for formats that contain thoughts."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Return (thought, action) a turn; the actions equal the actions of `expert`."""
+        """Return one pair (thought, action) per turn; the actions equal the actions of `expert`."""
         ...
 
 
 class Teacher(Expert, Protocol):
-    """An expert that also shows mistakes and all texts of the environment, to train a policy from scratch; optional."""
+    """An environment that also provides imperfect and random play, as training data for models without pretraining."""
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Return actions of an expert that errs and recovers, different ones for each seed."""
+        """Return actions of an expert that makes mistakes and recovers; each seed gives other mistakes."""
         ...
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Return at most a number of actions of random play: commands that can be done, without a goal."""
+        """Return at most `turns` actions of random play: possible commands, chosen without a goal."""
         ...
 
 
 class Pathfinder(Protocol):
-    """An environment that also knows how far an episode is from its end; optional."""
+    """An environment that also counts how many turns an episode still needs to succeed."""
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Return turns that the way to a success still takes, at the start of an episode and after each of its actions.
+        """Return the number of turns to success from the start of an episode and from the state after each action.
 
-        The world replays the actions by itself, and leaves a running episode alone.
+        The environment replays the actions itself and does not touch a running episode.
 
         Args:
             task: The task.
-            actions: What the world was sent, in order.
-            sense: `shortest`: with full knowledge of the world. `searching`: by an expert that takes over there, and
-                knows only the observations of the episode.
+            actions: Actions of the episode, in order.
+            sense: `shortest` counts the turns of a shortest solution, found with full knowledge of the state.
+                `searching` counts the turns of an expert that continues there and knows only the observations so far.
 
-        Returns: Number of turns [actions + 1]; None if the success can no longer be reached.
+        Returns: Number of turns [actions + 1]; None where success can no longer be reached.
         """
         ...
 
 
 class Corrector(Expert, Protocol):
-    """An expert that also finishes another policy's episode, to show where it went wrong; optional."""
+    """An environment whose expert can also finish an episode that another policy began."""
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
-        """Return a (thought, action) per turn that solves the task after another's actions, to be verified by playing.
+        """Return one pair (thought, action) per turn that solves the task after the actions of another policy.
 
-        The expert knows the observations of the episode. The world replays the actions by itself, and leaves a running
-        episode alone. None if the success can no longer be reached, or the expert finds no way.
+        The expert knows the observations of the episode. The environment replays the actions itself and does not touch
+        a running episode. The result is None if success can no longer be reached, or if the expert finds no solution.
+        The caller verifies a solution by playing it.
         """
         ...
 
 
 class Shower(Protocol):
-    """An environment that plays its episodes itself, also the expert's episodes; optional."""
+    """An environment that plays its episodes itself, including the episodes of its expert."""
 
     def show(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
-        """Return the expert's episode of a task; an episode that goes wrong is marked FAILED.
+        """Return the expert's episode of a task; an episode that raises an error is marked FAILED.
 
         Args:
-            job: The episode.
-            protocol: Its rules.
-            folder: Folder of paid answers, so that no answer is bought twice; None: in memory.
+            job: The task and the seed of the episode.
+            protocol: Rules of the episode.
+            folder: Folder that caches the answers of paid models, so that none is paid twice; None: cache in memory.
         """
         ...
 
 
 class ExpertReader(Protocol):
-    """An environment that also reads episodes which others recorded, in the form that they published."""
+    """An environment that also reads published expert episodes in their published file format."""
 
     def read_experts(
         self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
     ) -> Iterable[Trajectory]:
-        """Return episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
+        """Return the published episodes of the given tasks as trajectories; episodes of other tasks are skipped.
 
         Args:
-            file: What was published.
-            tasks: Tasks to find the episodes' among.
-            write: (thought, action) -> the text of a turn.
+            file: Published file of episodes.
+            tasks: Tasks whose episodes are returned.
+            write: Function (thought, action) -> text of the action.
         """
         ...

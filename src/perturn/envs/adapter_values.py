@@ -1,4 +1,4 @@
-"""Shared parts of adapters to other people's interfaces: tasks that are seeds, and values of the right kinds."""
+"""Helpers that the adapters to other libraries share: tasks that stand for seeds, and checks of returned values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perturn.types import Observation, Task
 
 
 def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
-    """Return numbers of tasks by split, if there is one in each; None: 200 train, 100 test.
+    """Return the number of tasks in each split; for None, return 200 for `train` and 100 for `test`.
 
     Raises:
-        ConfigError: If not.
+        ConfigError: If no split is given, or a split has no task.
     """
     counts = dict({"train": 200, "test": 100} if seeds is None else seeds)
     fits = counts and min(counts.values()) >= 1
@@ -23,7 +23,7 @@ def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:
-    """Return the tasks of a split, each a seed; no two splits share one."""
+    """Return the tasks of a split. Each task stands for a seed, and no two splits share a seed."""
     check_known(split, seeds, f"Unknown split {split!r}")
     names = list(seeds)
     first = sum(seeds[name] for name in names[: names.index(split)])
@@ -31,10 +31,10 @@ def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:
 
 
 def task_seed(task: Task) -> int:
-    """Return the seed that is the task.
+    """Return the seed that a task stands for.
 
     Raises:
-        EnvironmentFailure: If the task is not one of `seed_tasks`.
+        EnvironmentFailure: If the task has no seed, so `seed_tasks` did not make it.
     """
     seed = task.data.get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -43,10 +43,10 @@ def task_seed(task: Task) -> int:
 
 
 def as_text(value: object, whose: str) -> str:
-    """Return a text unchanged.
+    """Check that a value is a text, and return it.
 
     Raises:
-        EnvironmentFailure: If it is not one, with the remedy.
+        EnvironmentFailure: If the value is not a text. The message has a remedy.
     """
     if not isinstance(value, str):
         raise EnvironmentFailure(
@@ -57,10 +57,10 @@ def as_text(value: object, whose: str) -> str:
 
 
 def as_number(value: object, whose: str) -> float:
-    """Return a number; None counts as 0.
+    """Convert a value to a number; None counts as 0.
 
     Raises:
-        EnvironmentFailure: If it is none.
+        EnvironmentFailure: If the value is not a number.
     """
     try:
         return 0.0 if value is None else float(value)  # type: ignore[arg-type]
@@ -71,13 +71,13 @@ def as_number(value: object, whose: str) -> float:
 
 
 def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Observation:
-    """Return the observation of Gymnasium's five values.
+    """Turn the five values that Gymnasium's `step` returns into an observation.
 
-    Without a `success` in `info`, an episode that ends on its own with a positive reward in its last step counts as
-    solved. Values of the wrong types are kept, so that the caller who reads the observation can report them.
+    If `info` has no `success`, an episode counts as solved if it terminates with a positive reward in its last step.
+    Values of the wrong type are kept, so that the caller can report them.
 
     Raises:
-        EnvironmentFailure: If `info` is not a mapping, or its commands are one text instead of a list.
+        EnvironmentFailure: If `info` is not a mapping, or its commands are a single text instead of a list.
     """
     admissible = admissible_of(info)
     success, valid = (info.get(name) for name in ("success", "valid"))
@@ -93,10 +93,10 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
 
 
 def admissible_of(info: Any) -> tuple[str, ...]:
-    """Return the commands that an `info` lists.
+    """Return the commands that an `info` lists under `admissible_commands`.
 
     Raises:
-        EnvironmentFailure: If it is not a mapping, or the commands are one text instead of a list.
+        EnvironmentFailure: If `info` is not a mapping, or the commands are a single text instead of a list.
     """
     if not isinstance(info, Mapping):
         raise EnvironmentFailure(
@@ -107,14 +107,14 @@ def admissible_of(info: Any) -> tuple[str, ...]:
         raise EnvironmentFailure(
             f"info['admissible_commands'] is {commands!r:.60}, a text. Remedy: return a list of commands."
         )
-    return () if commands is None else tuple(map(str, commands))  # an array has no truth value
+    return () if commands is None else tuple(map(str, commands))  # `commands or ()` raises for a NumPy array
 
 
 def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema that transformers makes of a function.
+    """Return the JSON schema that transformers makes from a function's type hints and docstring.
 
     Raises:
-        ConfigError: If it can make none, with the parts that the function lacks.
+        ConfigError: If the function lacks a part that the schema needs. The message names the part.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 

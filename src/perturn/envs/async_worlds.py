@@ -1,7 +1,7 @@
-"""`async def` in environments: one event loop for the life of a world, in its own thread.
+"""Support for `async def` methods of environments: each environment object has one event loop in a thread of its own.
 
-So a connection or a task that one call begins is open in the next. The thread that plays the world waits for each call.
-It needs no loop of its own, and may have one, as in a notebook.
+The loop lasts as long as the object, so a connection that one call opens is still open in the next call. The thread
+that plays episodes blocks until each call returns. That thread may itself run an event loop, as in a notebook.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from perturn.engines.event_loop import EventLoop
 from perturn.types import Environment
 
 _CORE = ("tasks", "reset", "step", "close")
-"""Methods that a world has, in its class or not."""
+"""Methods that are also looked up on the object itself, since they may be attributes of the object alone."""
 
 
 Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]
 
 
 class WorldLoop:
-    """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner.
+    """The event loop of one environment object.
 
-    All coroutines run in one task, one after the other. So `close` may leave a context that `reset` has entered, such
-    as the session of an MCP client, and a context variable keeps its value.
+    The first coroutine starts the loop. The loop ends with `close`, or when this object is garbage-collected. All
+    coroutines run one after the other in a single asyncio task. So `close` may exit a context that `reset` entered,
+    such as the session of an MCP client, and context variables keep their values.
     """
 
     def __init__(self) -> None:
         self._loop: EventLoop | None = None
 
     def result(self, value: Any) -> Any:
-        """Return a value, awaited if it is awaitable.
+        """Return a value. An awaitable is awaited first, and an asynchronous generator is collected into a list.
 
-        An asynchronous generator gives the list of its values. What a coroutine raises is raised here.
+        An exception of the coroutine is raised here.
         """
         if inspect.isasyncgen(value):
             value = _all_of(value)
@@ -51,11 +52,11 @@ class WorldLoop:
             self._loop.run(self._calls.put((value, answer)))
             return answer.result()
         finally:
-            if not answer.done():  # the caller was interrupted, and the call goes on
+            if not answer.done():  # the caller was interrupted while the coroutine still runs
                 self.close()
 
     def close(self) -> None:
-        """End the loop; its running tasks are cancelled. The next coroutine begins another."""
+        """End the loop and cancel its running tasks. The next coroutine starts a new loop."""
         loop, self._loop = self._loop, None
         if loop is not None:
             self._ended.detach()
@@ -69,15 +70,16 @@ class WorldLoop:
 
 
 async def _serve(calls: Calls) -> None:
-    """Await one call after the other, until the loop ends.
+    """Await one call after the other until the loop ends.
 
-    What a call raises goes to its caller. A `SystemExit` that passed would end the loop, and its caller would wait.
+    Every exception of a call is passed to the caller, also `SystemExit`: otherwise it would end the loop, and the
+    caller would wait forever.
     """
     while True:
         work, answer = await calls.get()
         try:
             found = await work
-        except BaseException as error:  # environments are code of others
+        except BaseException as error:  # an environment is user code and may raise anything
             answer.set_exception(error)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -91,24 +93,24 @@ async def _all_of(found: AsyncIterator[Any]) -> list[Any]:
 
 
 class AwaitedWorld:
-    """A world with `async def` methods, used like one without: each call waits for its result."""
+    """An environment with `async def` methods, wrapped so that each call blocks until its result is there."""
 
     def __init__(self, world: Any, loop: WorldLoop) -> None:
         self._world, self._loop = world, loop
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_world", "_loop"):  # before __init__, as in a copy
+        if name in ("_world", "_loop"):  # copy.copy reads attributes before __init__ has run
             raise AttributeError(name)
         found = getattr(self._world, name)
         return self._waiting(found) if callable(found) else found
 
     @property
     def played(self) -> Any:
-        """The world with its `async def` methods."""
+        """The wrapped environment, with its `async def` methods."""
         return self._world
 
     def close(self) -> None:
-        """Close the world, if it can be closed, and then end its loop."""
+        """Close the environment if it has a method `close`, and then end its loop."""
         close = getattr(self._world, "close", None)
         try:
             if close is not None:
@@ -117,7 +119,7 @@ class AwaitedWorld:
             self._loop.close()
 
     def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that returns the awaited result."""
+        """Return a plain method that awaits the result of an `async def` method."""
 
         @wraps(method)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -127,12 +129,12 @@ class AwaitedWorld:
 
 
 def awaited(made: Any) -> Environment:
-    """Return a world that a class or a factory made, with plain methods around its `async def` methods.
+    """Return an environment whose `async def` methods are wrapped in plain methods.
 
-    A world without such methods is returned unchanged; so is a world that this function has returned before.
+    An environment without `async def` methods is returned unchanged, and so is a wrapped one.
 
     Args:
-        made: The world, or the coroutine of a factory that is an `async def` itself.
+        made: The environment, or the coroutine that an `async def` factory returned.
     """
     if isinstance(made, AwaitedWorld):
         return cast(Environment, made)
@@ -148,7 +150,7 @@ def awaited(made: Any) -> Environment:
 
 
 def _is_async(world: Any) -> bool:
-    """Return whether a method of a world is asynchronous."""
+    """Return whether any method of an environment is asynchronous."""
     own = [name for name in dir(type(world)) if not name.startswith("_")]
     methods = [inspect.getattr_static(type(world), name, None) for name in own]
     methods += [getattr(world, name, None) for name in _CORE]
@@ -156,7 +158,7 @@ def _is_async(world: Any) -> bool:
 
 
 def _returns_awaitable(method: Any) -> bool:
-    """Return whether it is a function written with `async def`, decorated or not."""
+    """Return whether a method was written with `async def`; decorators are unwrapped."""
     if isinstance(method, staticmethod | classmethod):
         method = method.__func__
     if not callable(method):

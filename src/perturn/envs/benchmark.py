@@ -1,4 +1,4 @@
-"""Parts that the benchmarks share: settings that name one of several things, installation checks, texts."""
+"""Helpers that the benchmarks share: checks of settings and of installed packages, hashes, and example dialogues."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ NO_EPISODE = "No episode is running: call reset(task, seed) before step, and aft
 
 
 def check_known(what: str, name: str, known: Collection[str], environment: str) -> str:
-    """Return a name, if it is a known one.
+    """Return a name unchanged if it is a known name.
 
     Args:
-        what: The kind of thing it names, such as `split`.
+        what: Word for the named thing in the error message, such as `split`.
         name: The name.
-        known: The names there are.
-        environment: Who knows them.
+        known: All known names.
+        environment: Name of the environment, for the error message.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If the name is unknown.
     """
     check_listed(name, known, f"Unknown {what} {name!r} of {environment}")
     return name
@@ -38,17 +38,17 @@ def choose_kinds(
     what: str = "kind",
     setting: str = "kinds",
 ) -> tuple[str, ...]:
-    """Return the kinds asked for, each once and in alphabetical order; all known ones if none is named.
+    """Return the chosen kinds of tasks without duplicates, in alphabetical order; an empty choice means all kinds.
 
     Args:
-        kinds: Their names.
-        known: The names there are.
-        environment: Who knows them.
-        what: The kind of thing that a name refers to.
-        setting: Which setting names them.
+        kinds: Names of the chosen kinds.
+        known: Names of all kinds.
+        environment: Name of the environment, for the error message.
+        what: Word for a kind in the error message.
+        setting: Name of the setting, for the error message.
 
     Raises:
-        ConfigError: If there is no such kind, or the value is not a list of names.
+        ConfigError: If a kind is unknown, or the value is not a list of names.
     """
     fits = isinstance(kinds, list | tuple) and all(isinstance(kind, str) for kind in kinds)
     remedy = f"Write [{kinds}]." if isinstance(kinds, str) else ""
@@ -57,7 +57,11 @@ def choose_kinds(
 
 
 def check_installed(environment: str, extra: str, modules: Sequence[str], *, remark: str = "") -> None:
-    """Reject to go on without the modules that an extra of Perturn brings."""
+    """Check that the modules of an optional dependency of Perturn can be imported.
+
+    Raises:
+        EnvironmentFailure: If a module is missing. The message has the `pip install` command.
+    """
     try:
         for module in modules:
             import_module(module)
@@ -68,12 +72,12 @@ def check_installed(environment: str, extra: str, modules: Sequence[str], *, rem
 
 
 def short_hash(text: str) -> str:
-    """Return a hash of a text, such as the description of a state, as 16 hexadecimal digits."""
+    """Return the first 16 hexadecimal digits of a text's SHA-256 hash, such as to compare states."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def worked_example(dialogue: Sequence[tuple[str, str, str]]) -> tuple[Message, ...]:
-    """Turn (observation, thought, action) of each turn into messages in the format `react`."""
+    """Turn a dialogue of (observation, thought, action) triples into chat messages in the format `react`."""
     return tuple(
         message
         for observation, thought, action in dialogue

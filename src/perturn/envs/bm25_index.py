@@ -1,8 +1,8 @@
-"""Documents on disk with a BM25 index: built once in the user's cache, memory-mapped from then on.
+"""Documents on disk with a BM25 index. The index is built once in the user's cache folder and then memory-mapped.
 
-HotpotQA keeps its paragraphs so, WebShop its products. Words are split as Lucene's English analyzer does, as far as it
-matters: lower case, its 33 stop words and the s of possessives left out, Porter stems. The ranking is its BM25 with
-k1 = 0.9 and b = 0.4, the defaults of pyserini. Equal scores rank in the order of the documents.
+HotpotQA searches its paragraphs with it, and WebShop its products. The tokenization approximates Lucene's English
+analyzer: lower case, Porter stems, without Lucene's 33 stop words and the possessive s. The ranking is Lucene's BM25
+with k1 = 0.9 and b = 0.4, the defaults of pyserini. Documents with equal scores keep their order.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.atomic_write import replacing
 
 MODULES = ("bm25s", "Stemmer")
-"""Modules that the index needs, which an extra brings."""
+"""Modules that the index needs; optional dependencies of Perturn install them."""
 _LAYOUT = "1"
-"""Changes with anything that makes an older index unusable."""
+"""Version of the index format; part of the cache key, so that an older index is built again."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text to be found, with data to give back."""
+    """A searchable text, with the data that a search returns."""
 
     name: str
-    """Title to ask for it by, in any case of letters; several documents may share it."""
+    """Title that `DocumentIndex.named` looks up, ignoring case; several documents may share it."""
     text: str
     """Text that is searched."""
     data: Mapping[str, Any]
-    """Data that is given back."""
+    """Data that `DocumentIndex` returns for the document."""
 
 
 def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:
-    """Return the index of a key: already open in this process, from the cache, or made again.
+    """Return the index of a key. If neither this process nor the cache has it, the index is built.
 
     Args:
-        key: What the documents depend on; see `content_key`.
-        documents: Gives them, if they must be read.
+        key: Key from `content_key`, which depends on the source files and settings.
+        documents: Function that reads the documents; called only to build the index.
 
     Raises:
-        DataError: If there is no document; and whatever `documents` raises.
-        EnvironmentFailure: If the cache holds something else.
+        DataError: If there is no document. Exceptions of `documents` are passed on.
+        EnvironmentFailure: If the cached index cannot be read.
     """
     with _lock:
         if key not in _open:
@@ -69,7 +69,7 @@ def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> Documen
 
 
 def content_key(files: Iterable[str | os.PathLike[str]], *settings: object) -> str:
-    """Name of an index: a hash of the files' contents and of the settings it is built with.
+    """Return the key of an index: a hash of the source files' contents and of the settings.
 
     Raises:
         DataError: If a file is missing.
@@ -79,7 +79,7 @@ def content_key(files: Iterable[str | os.PathLike[str]], *settings: object) -> s
 
 
 class DocumentIndex:
-    """Documents that can be found by number, by name, and by words. Threads may share it."""
+    """Documents that can be looked up by number or by name, or searched by words. Threads may share one object."""
 
     def __init__(self, folder: Path) -> None:
         import bm25s
@@ -103,14 +103,14 @@ class DocumentIndex:
         return data
 
     def named(self, name: str) -> list[int]:
-        """Return the documents of this name, in order."""
+        """Return the numbers of the documents with this name, in ascending order."""
         key = _name_hash(name)
         low, high = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         found = [int(number) for number in self._holders[low:high]]
         return [number for number in found if _folded(self._line(number)["name"]) == _folded(name)]
 
     def search(self, query: str, limit: int) -> list[int]:
-        """Return the documents that match best, best first; those that share no word with the query never do."""
+        """Return the numbers of at most `limit` documents that share a word with the query, best match first."""
         words = _words([query], return_ids=False)[0]
         if not words:
             return []
@@ -130,15 +130,15 @@ _open: dict[str, DocumentIndex] = {}
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Return the stems of texts, as bm25s takes them."""
+    """Return the word stems of texts in the form that bm25s expects."""
     import bm25s
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
 
     return bm25s.tokenize(
-        texts,  # any iterable will do: the texts of a large corpus do not fit in memory
+        texts,  # an iterator is allowed, since the texts of a large corpus do not fit in memory
         token_pattern=r"(?u)\b\w+\b",
-        stopwords=[*STOPWORDS_EN, "s"],  # of a possessive; its stem is empty
+        stopwords=[*STOPWORDS_EN, "s"],  # the possessive s, whose stem is empty
         stemmer=Stemmer.Stemmer("porter"),
         return_ids=return_ids,
         show_progress=False,
@@ -146,7 +146,7 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
 
 
 def _build(folder: Path, documents: Iterable[Document]) -> None:
-    """Write an index whole; whoever comes second finds it."""
+    """Write an index and then move it into place; if two processes build it, the second uses the first one's."""
     with replacing(folder, once=True) as fresh:
         fresh.mkdir()
         _write(fresh, documents)
@@ -172,7 +172,7 @@ def _write(folder: Path, documents: Iterable[Document]) -> None:
 def _written(
     documents: Iterable[Document], file: BinaryIO, starts: list[int], hashes: list[int]
 ) -> Iterator[str]:
-    """Yield the texts to search, while the documents are written."""
+    """Write the documents to the file, and yield the text of each for the index."""
     for document in documents:
         record = {"name": document.name, "data": dict(document.data)}
         file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
@@ -190,7 +190,7 @@ def _name_hash(name: str) -> int:
 
 
 def _digest(file: Path) -> str:
-    """Return the hash of a file's content, which is read again only if the file has changed."""
+    """Return the hash of a file's content. The file is read again only if it has changed."""
     if not os.path.isfile(file):
         raise DataError(
             f"{file}: expected a file, got {'a folder' if file.is_dir() else 'none'}. Correct the path."

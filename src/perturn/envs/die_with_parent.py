@@ -1,7 +1,8 @@
-"""Have a process and all it starts killed once its parent is gone; also a script that then becomes another program.
+"""Kill a process and all its descendants once its parent has died.
 
-Standard library alone, and nothing of Perturn: `python -I -S die_with_parent.py LIFELINE MEMORY PROGRAM...` limits the
-memory of the program to MEMORY bytes (0: no limit) and then executes it.
+As a script, `python -I -S die_with_parent.py LIFELINE MEMORY PROGRAM...` does this for a program. It also limits the
+program's memory to MEMORY bytes (0: no limit). The file uses only the standard library, so that it runs without
+Perturn.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from contextlib import suppress
 from pathlib import Path
 
 _SET_CHILD_SUBREAPER = 36
-"""Of `prctl`."""
+"""Constant PR_SET_CHILD_SUBREAPER of Linux's `prctl`."""
 _CHILDREN = Path("/proc/self/task")
-"""Threads of this process, with the children of each."""
+"""Folder of this process's threads. The file `children` of a thread lists the process ids of its children."""
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Have this process and all it started killed once the parent's end of the lifeline closes.
+    """Have this process group killed once the parent's end of the lifeline pipe closes.
 
-    On Linux the kernel does it, even while a hung call holds the interpreter, and also after an `exec`; elsewhere a
-    thread does, which an `exec` ends.
+    On Linux the kernel sends the signal, even while a call hangs or after an `exec`. On other systems a thread sends
+    it, and an `exec` ends that thread.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # the parent died before we listened
+        if select.select([lifeline], [], [], 0)[0]:  # the parent died before the signal was set up
             os.killpg(0, signal.SIGKILL)
     else:
         threading.Thread(target=_wait_and_die, args=(lifeline,), daemon=True).start()
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that they can be found; on Linux alone."""
+    """Become the parent of descendants whose own parent ends, so that this process can find them. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants() -> None:
-    """Kill all that this process started and that it adopted; on Linux alone."""
+    """Kill all children of this process, including adopted orphans. Linux only."""
     while children := [int(pid) for file in _CHILDREN.glob("*/children") for pid in file.read_text().split()]:
         for pid in children:
-            with suppress(ProcessLookupError, ChildProcessError):  # another thread has waited for it
+            with suppress(ProcessLookupError, ChildProcessError):  # another thread may have reaped it
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)  # its children are ours now
+                os.waitpid(pid, 0)  # from now on this process is the parent of the child's children
 
 
 def _wait_and_die(lifeline: int) -> None:
@@ -60,7 +61,7 @@ def _wait_and_die(lifeline: int) -> None:
 
 
 def main(lifeline: int, memory: int, program: list[str]) -> None:
-    """Become a program that dies with the parent."""
+    """Replace this process by a program that is killed when the parent dies."""
     die_with_parent(lifeline)
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -1,4 +1,4 @@
-"""Does an environment keep the contract? Plays scripted episodes and reports faults in sentences."""
+"""Check that an environment implements the `Environment` Protocol, by playing scripted episodes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from perturn.types import Environment, Observation, Task
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
 _SHOWN = 60
 _OURS = Path(__file__).parents[1]
-"""The package, whose lines do not help with a fault of the user's code."""
+"""Folder of Perturn; error messages quote only lines outside of it, in the user's code."""
 _RAISED = object()
 
 
 def check_environment(make: Callable[[], Any], split: str = "train", episodes: int = 2) -> list[str]:
-    """Play scripted episodes against an environment and return its problems; an empty list is a pass.
+    """Play scripted episodes in an environment and return its problems; an empty list means that all checks passed.
 
-    A problem stops only the checks that need the failed part, so one call finds as many problems as possible. Problems
-    that differ only in the task or in the action are reported once.
+    After a problem, only the checks that depend on the failed method are skipped. So one call finds as many problems as
+    possible. Problems that differ only in the task or in the action are reported once.
 
     Args:
-        make: Makes the environment, such as its class.
+        make: Function or class that makes the environment.
         split: Split whose tasks are played.
-        episodes: How many tasks to play; each is started twice with one seed.
+        episodes: Number of tasks to play. Each task is reset again with the same seed, to compare the first texts.
 
     Returns:
-        One text a problem, with its likely cause and remedy.
+        One text per problem, with its likely cause and remedy.
     """
     found = _Problems()
     made = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
@@ -65,13 +65,13 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
 
 
 class _Problems:
-    """The problems that were found, those that differ in numbers and names alone together."""
+    """Collected problems. Problems that differ only in numbers and names are reported together."""
 
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
 
     def told(self) -> list[str]:
-        """Return one text a problem."""
+        """Return one text for each group of similar problems."""
         groups = by_reason(self._found, str)
         return [
             each[0] if len(each) == 1 else f"{each[0]} ({len(each) - 1} more of this kind.)"
@@ -79,17 +79,17 @@ class _Problems:
         ]
 
     def say(self, problems: Iterable[str]) -> None:
-        """Add problems that name their remedy."""
+        """Add problems whose texts already contain a remedy."""
         self._found |= dict.fromkeys(problems)
 
     def add(self, problem: str, remedy: str) -> None:
         self.say([f"{problem}. Remedy: {remedy}."])
 
     def attempt(self, what: str, call: Callable[[], object], remedy: str) -> Any:
-        """Return the result of a call into the user's code, or `_RAISED` and a problem if it raises."""
+        """Call a function of the user's code; if it raises, add a problem and return `_RAISED`."""
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - the code of others begins here
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
             frames = traceback.extract_tb(error.__traceback__)
             theirs = [each for each in frames if not Path(each.filename).is_relative_to(_OURS)]
             where = f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name})" if theirs else ""
@@ -97,7 +97,7 @@ class _Problems:
             return _RAISED
 
     def observe(self, what: str, call: Callable[[], object], remedy: str) -> Observation | None:
-        """Return the observation that a call returns, if its values are of the right kinds."""
+        """Return the observation that a call returns; if its values have wrong types, add problems and return None."""
         answer = self.attempt(what, call, remedy)
         faults = [] if answer is _RAISED else observation_faults(answer)
         self.say(f"{what} returned {fault}" for fault in faults)
@@ -105,7 +105,7 @@ class _Problems:
 
 
 def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
-    """Return the tasks of the split, after noting their faults."""
+    """Return the tasks of the split, and add a problem for each fault in them."""
     what = f"tasks({split!r})"
     tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
     if tasks is _RAISED:
@@ -136,14 +136,14 @@ def _check_tasks(found: _Problems, environment: Environment, split: str) -> list
 
 
 def _check_episode(found: _Problems, environment: Environment, task: Task) -> None:
-    """Play a task twice with one seed and note faults."""
+    """Play a task, reset it again with the same seed, and add a problem for each fault."""
     first = _check_reset(found, environment, task)
     if first is None:
         return
     remedy = "answer an action that makes no sense with a text, or with Observation(text, valid=False)"
     for said in _SCRIPT:
         if first.tools and not said:
-            continue  # an empty answer is no action, and never reaches the world
+            continue  # with tools, an empty answer is not an action and never reaches the environment
         action = write_action(ToolAction(said)) if first.tools else said
         what = f"step({_show(action)}) of task {task.id!r}"
         seen = found.observe(what, partial(environment.step, action), remedy)
@@ -167,7 +167,7 @@ def _check_episode(found: _Problems, environment: Environment, task: Task) -> No
 def _check_reset(
     found: _Problems, environment: Environment, task: Task, when: str = ""
 ) -> Observation | None:
-    """Return the first observation of an episode, if the episode can go on."""
+    """Return the first observation of an episode; None if no step can follow. Add a problem for each fault."""
     what = f"reset({task.id!r}, seed=0){when}"
     remedy = "let it start an episode at any time, also after an ended or an unfinished one"
     answer = found.attempt(what, partial(environment.reset, task, 0), remedy)
@@ -175,7 +175,7 @@ def _check_reset(
         return None
     if faults := observation_faults(answer):
         found.say(f"{what} returned {fault}" for fault in faults)
-        return Observation("")  # its steps can be checked all the same
+        return Observation("")  # the steps after a faulty reset can still be checked
     posed: Observation = plain_observation(answer)
     if not posed.text.strip():
         found.add(f"{what} returned no text: the policy never sees the task", "pose it in the text")
@@ -194,7 +194,7 @@ def _check_reset(
 
 
 def _check_admissible(found: _Problems, environment: Environment, task: Task) -> None:
-    """Check that the world understands the first and the last of the commands that it lists."""
+    """Check that the environment accepts the first and the last command of its `admissible` list."""
     for index in (0, -1):
         posed: Any = found.attempt("reset()", partial(environment.reset, task, 0), "see above")
         if posed is _RAISED or observation_faults(posed) or not posed.admissible or posed.terminated:
@@ -210,7 +210,7 @@ def _check_admissible(found: _Problems, environment: Environment, task: Task) ->
 
 
 def _check_tools(found: _Problems, environment: Environment, task: Task, first: Observation) -> None:
-    """Check that schemas have the form of chat templates, and that each call is answered by one text."""
+    """Check that tool schemas have the form that chat templates expect, and that each call gets one text as result."""
     offers = f"reset({task.id!r}, seed=0) offers"
     functions: list[Any] = [tool.get("function") for tool in first.tools]
     names = [one.get("name") if isinstance(one, Mapping) else None for one in functions]
@@ -281,11 +281,11 @@ def _expert_actions(environment: Any, task: Task) -> list[Any]:
 
 
 def _words(text: str) -> list[str]:
-    """Return words in any order: a simulator that lists a set in another order poses the same task."""
+    """Return the sorted words of a text, so that lists in another order compare as equal."""
     return sorted(re.findall(r"\w+", text))
 
 
 def _show(value: object) -> str:
-    """Return a value as Python writes it, cut to fit into a sentence."""
+    """Return the `repr` of a value, cut to 60 characters."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

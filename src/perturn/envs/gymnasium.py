@@ -1,7 +1,7 @@
-"""Text environments with Gymnasium's interface: `reset(seed=...)` and a `step` that returns five values.
+"""Adapter for text environments with Gymnasium's interface: `reset(seed=...)` and a `step` that returns five values.
 
-Nothing is installed for it: what is adapted is made by a callable of the user's, be it a class, `gymnasium:make`, or
-the `make` of a library of text games that keeps the interface.
+It does not need the package `gymnasium`. A callable of the user makes the environment: a class, `gymnasium:make`, or
+the `make` of a text-game library with this interface.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perturn.types import Observation, Task
 class Gymnasium:
     """A text environment with Gymnasium's interface. A task is a seed.
 
-    Fields of the `info` of `reset` and `step` that are read, if present: `success` (bool), `valid` (bool: was the
-    action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
-    positive reward in its last step counts as solved; an episode that the environment cuts off (`truncated`) does not.
-    `reset`, `step` and `close` may be `async def`; they run in one event loop.
+    Three optional fields of `info` are read: `success` (bool), `valid` (bool: the action was understood) and
+    `admissible_commands` (list of texts). If `success` is missing, an episode counts as solved if it terminates with a
+    positive reward in its last step. An episode that the environment truncates does not count as solved. `reset`,
+    `step` and `close` may be `async def`; they run in one event loop.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
@@ -47,10 +47,11 @@ class Gymnasium:
         """Make the environment.
 
         Args:
-            make: `module:callable` that returns it, such as `my_games:Maze` or `gymnasium:make`.
-            seeds: Number of tasks of each split; seeds are counted up through the splits. None: 200 train, 100 test.
+            make: Callable that returns the environment, written `module:callable`, such as `my_games:Maze` or
+                `gymnasium:make`.
+            seeds: Number of tasks of each split; seeds count up from 0 across the splits. None: 200 train, 100 test.
             settings: Keyword arguments of the callable.
-            version: Stamped on every trajectory after the callable's name.
+            version: Version that follows the callable's name in the environment name of every trajectory.
         """
         self._seeds = check_seeds(seeds)
         given = dict(settings or {})
@@ -58,16 +59,16 @@ class Gymnasium:
         maker = load_object(make)
         self._env = self._loop.result(maker(**given))
         self.played = self._env if isinstance(maker, type) else None
-        """The user's object, whose class may declare rules; None if wrappers of other packages are around it."""
+        """The user's object, whose class may declare protocol settings; None if `make` is not a class."""
         label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])
         self.name = f"{label}-{version}" if version else label
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return one task a seed."""
+        """Return one task per seed of the split."""
         return seed_tasks(self._seeds, split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the episode of the task's seed; the policy's own seed plays no part."""
+        """Start the episode of the task's seed; the argument `seed` is ignored."""
         answer = self._loop.result(self._env.reset(seed=task_seed(task)))
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise EnvironmentFailure(
@@ -90,7 +91,7 @@ class Gymnasium:
         return outcome_of(said, reward, bool(terminated), bool(truncated), info)
 
     def close(self) -> None:
-        """Close the environment, if it can be closed."""
+        """Close the environment if it has a method `close`, and end its event loop."""
         close = getattr(self._env, "close", None)
         try:
             if close is not None:

@@ -1,4 +1,4 @@
-"""Objects of a file that an environment reads, one at a time, each with its place."""
+"""Read the JSON objects of a data file one at a time, each with its position for error messages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ _logger = logging.getLogger(__name__)
 
 _Data = TypeVar("_Data")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half a surrogate pair, which may stand alone."""
+"""JSON escape of a surrogate, which may lack its other half."""
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a source of rows (`perturn.formats.row_sources`), each with a place like `corpus.jsonl:3`.
+    """Yield the position, such as `corpus.jsonl:3`, and the object of each row of a file.
+
+    `perturn.formats.row_sources` lists the file formats.
 
     Raises:
-        DataError: If the file cannot be read, or holds anything but objects.
+        DataError: If the file cannot be read, or a row is not an object.
     """
     return ((where, row) for _, where, row in numbered_rows(file))
 
 
 def numbered_rows(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the objects of `read_rows`, each with its number: of its line in JSON lines, else of the row."""
+    """Yield the number, position and object of each row; in JSON lines, the number is the line number."""
     for record in open_source(file).read():
         if isinstance(record.value, DataError):
             raise DataError(f"{record.where}: {str(record.value).removeprefix('row: ')}")
@@ -38,10 +40,10 @@ def numbered_rows(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
-    """Return the text of a row under a key.
+    """Return the text under a key of a row, without surrounding white space.
 
     Raises:
-        DataError: If it has none.
+        DataError: If the row has no text under the key.
     """
     value = row.get(key)
     if isinstance(value, str) and value.strip():
@@ -51,9 +53,9 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def whole(row: _Data, text: str, where: str) -> _Data:
-    """Return the data of a JSON text at a place, with U+FFFD for each half of a surrogate pair: no tokenizer takes one.
+    """Return the data of a JSON text, with each lone surrogate replaced by U+FFFD, since tokenizers reject surrogates.
 
-    A warning names the place if there is any.
+    If a surrogate was replaced, a warning names the position `where`.
     """
     if not _HALF.search(text):
         return row
@@ -67,5 +69,5 @@ def whole(row: _Data, text: str, where: str) -> _Data:
 
 
 def refuse(where: str, expected: str, value: object) -> Any:
-    """Report a value of the wrong kind."""
+    """Raise a `DataError` about a value of the wrong type."""
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")

@@ -1,4 +1,4 @@
-"""Makes the function that starts a world in this process from a recipe's section `environment`."""
+"""Make environments from the section `environment` of a recipe, and find the files of a user's environment code."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from perturn.types import Environment
 
 _PERTURN = Path(__file__).parents[1]
 _LONGEST_NAME = 200
-"""Characters of a text in code that may be the name of a file."""
+"""Number of leading characters of a string literal in which a dot hints at a file name."""
 
 
 def load_object(name: str) -> Any:
-    """Turn `module:attribute` or `file.py:attribute` into the attribute; modules of the current folder are found too.
+    """Import `module:attribute` or `file.py:attribute` and return the attribute.
 
-    A file is loaded by its path, so two files of one name, or a file named like an installed package, are told apart.
+    Modules in the current folder are found too. A file is loaded by its path. So two files may have the same name, and
+    a file may have the name of an installed package.
 
     Raises:
-        ConfigError: If the module or the attribute is not there.
+        ConfigError: If the module or the attribute does not exist, or the import fails.
     """
     module, _, attribute = name.partition(":")
     if not attribute:
@@ -51,7 +52,7 @@ def load_object(name: str) -> Any:
         if not hasattr(found, attribute):
             raise AttributeError(f"the module has no {attribute!r}")
         return getattr(found, attribute)
-    except Exception as error:  # a module is code of others
+    except Exception as error:  # a module is user code and may raise anything
         known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
         raise ConfigError(
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}{_at(error, module)}; write it as module:Class "
@@ -60,14 +61,14 @@ def load_object(name: str) -> Any:
 
 
 def _module_of_name(module: str) -> ModuleType:
-    """Return a module by its dotted name, the current folder included."""
+    """Import a module by its dotted name, also from the current folder."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(module)
 
 
 def _module_of_file(file: str) -> ModuleType:
-    """Return a module by its file, whose folder is searched for its imports."""
+    """Import a module from a file, and search the file's folder for the module's own imports."""
     path = Path(os.path.abspath(file))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
@@ -92,7 +93,7 @@ def _module_of_file(file: str) -> ModuleType:
 
 
 def _classes_of(module: str, wanted: str = "") -> str:
-    """Return a sentence on the classes of a local module, without running the module; empty if it has none."""
+    """Return a hint that names the classes of a local module, without running it; empty if it has no class."""
     _, files = module_files(f"{module}:")
     body = _parsed(files[0]).body if files else []
     names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
@@ -100,23 +101,23 @@ def _classes_of(module: str, wanted: str = "") -> str:
 
 
 def _at(error: Exception, module: str) -> str:
-    """Return the line of a local module at which its import failed."""
+    """Return the file and line of a local module where its import failed; empty if the error arose elsewhere."""
     file = os.path.abspath(module)
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     return f" (at {module}:{lines[-1]})" if lines else ""
 
 
 def module_files(name: str) -> tuple[Path, list[Path]]:
-    """Return the files that the code of `module:object` or `file.py:object` is in, without running any of it.
+    """Return the source files of `module:object` or `file.py:object`, without running them.
 
-    They are the module's own file and the local modules that it imports from its folder. Modules of installed packages
-    have none, since a run records the packages' versions.
+    The result has the module's own file and the local modules that it imports, directly or not. Files of installed
+    packages are left out, since a run records the versions of packages.
 
     Args:
-        name: As `load_object` takes it.
+        name: Name in the form that `load_object` takes.
 
     Returns:
-        The folder that local modules are imported from, and the files; none if the module is not found.
+        The folder from which local modules are imported, and the files; no file if the module is not found.
     """
     module = name.partition(":")[0]
     if module.endswith(".py"):
@@ -138,10 +139,11 @@ def module_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def files_beside(modules: Iterable[Path]) -> list[Path]:
-    """Return the data files that the code of modules names, next to the module or in the current folder.
+    """Return the existing data files that the code of modules names in string literals.
 
-    They are named whole, as in `Path(__file__).with_name("words.txt")`, or in parts, as in `HERE / "data" / "a.txt"`.
-    A folder that is named in parts counts with all files in it.
+    A literal may hold the whole name, as in `Path(__file__).with_name("words.txt")`, or a part, as in
+    `HERE / "data" / "a.txt"`. Files are searched next to the module and in the current folder. If an expression of
+    parts names a folder, all its files are returned.
     """
     found: dict[Path, None] = {}
     for module in modules:
@@ -156,9 +158,9 @@ def files_beside(modules: Iterable[Path]) -> list[Path]:
 
 
 def _named_paths(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """Yield the texts in code that may be paths, relative ones included, and whether each is surely one."""
+    """Yield the string literals that may be paths, and whether the code surely uses each as a path."""
     within = set[ast.AST]()
-    for node in ast.walk(tree):  # an expression comes before its parts
+    for node in ast.walk(tree):  # ast.walk yields an expression before its parts
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if "." in node.value[:_LONGEST_NAME]:
                 yield node.value, False
@@ -169,7 +171,7 @@ def _named_paths(tree: ast.Module) -> Iterator[tuple[str, bool]]:
 
 
 def _parts(node: ast.AST) -> list[str]:
-    """Return the texts that an expression of `/`, `joinpath` or `os.path.join` puts together; none of another."""
+    """Return the literals that `/`, `joinpath` or `os.path.join` joins; none for any other expression."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         around: list[ast.expr] = [node.left, node.right]
     elif (
@@ -190,7 +192,7 @@ def _parts(node: ast.AST) -> list[str]:
 
 
 def _source_of(module: str) -> Path:
-    """Return the file of a module, looked for as `load_object` does; a path that is not there if it has none."""
+    """Return the file of a module, found as `load_object` finds it; if there is none, a path that does not exist."""
     folders: list[str] | None = [os.getcwd(), *sys.path]
     missing = Path(os.path.abspath(module.replace(".", os.sep) + ".py"))
     parts = module.split(".")
@@ -216,7 +218,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """Return the syntax tree of a file; an empty one of a file that is no Python, about which its import says more."""
+    """Return the syntax tree of a file; an empty tree for invalid Python, which importing the file reports."""
     try:
         return ast.parse(file.read_bytes())
     except (ValueError, SyntaxError):
@@ -224,7 +226,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _imported(file: Path, root: Path) -> Iterator[Path]:
-    """Yield the local modules that a file imports."""
+    """Yield the files of the local modules that a file imports."""
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             for each in node.names:
@@ -236,7 +238,7 @@ def _imported(file: Path, root: Path) -> Iterator[Path]:
 
 
 def _modules(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a dotted name in a folder: files of its packages, and of the module itself."""
+    """Yield the files of a dotted module name below a folder: the `__init__.py` of its packages, and the module."""
     for part in name.split("."):
         for file in (folder / f"{part}.py", folder / part / "__init__.py"):
             if file.is_file() and not _is_installed(file):
@@ -245,17 +247,19 @@ def _modules(folder: Path, name: str) -> Iterator[Path]:
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Return the function that starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
+    """Return a function that makes an environment from the section `environment` of a recipe.
+
+    The key `name` is an entry of ENVIRONMENTS, or `module:Class`.
 
     Raises:
-        ConfigError: If there is no such environment or a setting is wrong.
+        ConfigError: If the environment is unknown or a setting is wrong.
     """
-    close_world(make_environment(section))  # a wrong setting shows now, not in the middle
+    close_world(make_environment(section))  # a wrong setting raises here, before the run begins
     return partial(make_environment, section)
 
 
 def make_environment(section: Section) -> Environment:
-    """Turn section `environment` into one world."""
+    """Make one environment object from the section `environment` of a recipe."""
     name = str(section["name"])
     own = ":" in name or (name not in ENVIRONMENTS and name.endswith(".py"))
     table: Mapping[str, Any] = {name: load_object(name)} if own else ENVIRONMENTS
@@ -268,7 +272,7 @@ def make_environment(section: Section) -> Environment:
         world_name: object = attribute(world, "name")
     except (PerturnError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # environments are code of others
+    except BaseException as error:  # an environment is user code and may raise anything
         raise EnvironmentFailure(
             f"environment {name!r} cannot start: {type(error).__name__}: {told(error)}"
         ) from error

@@ -1,4 +1,7 @@
-"""Named protocols: the rules under which scores were made, mostly published. An environment says which is its own."""
+"""Named protocols: the rules of episodes under which scores are comparable, most of them from published work.
+
+An environment names its default protocol in its `traits` or in its attribute `protocol`.
+"""
 
 from perturn.table import Table
 from perturn.types import EpisodeProtocol
@@ -17,4 +20,4 @@ PROTOCOLS: Table[EpisodeProtocol] = Table(
         "mt-bench": "perturn.envs.mt_bench.environment:MT_BENCH",
     },
 )
-"""Protocols by the name that recipes use."""
+"""Name of a protocol in a recipe -> the protocol."""

@@ -1,7 +1,8 @@
-"""OpenEnv servers: a text environment reached by a WebSocket, one session a world.
+"""Client for text environments on OpenEnv servers. Each environment object holds one WebSocket session.
 
-Needs `pip install "perturn[openenv]"`, which is `websockets` alone: the messages follow `openenv` 0.10, whose
-own client brings forty packages that want other versions than training does. The server runs wherever it likes.
+`pip install "perturn[openenv]"` installs only `websockets`. The messages follow `openenv` 0.10. OpenEnv's own client is
+not used, since it requires forty packages, some in versions that conflict with training. The server may run on any
+machine.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _HINT = "start the server, or correct environment.base_url"
 class OpenEnv:
     """A text environment of an OpenEnv server. A task is a seed.
 
-    An action is sent as the field `action_field` of the server's action, and the field `text_field` of its observation
-    is what the policy reads. `done` ends the episode. It counts as solved if the observation, or its metadata, has
-    `success`; if neither has that field, if the last reward is positive.
+    The policy's action is sent in the field `action_field` of the server's action. The policy reads the field
+    `text_field` of the server's observation. `done` ends the episode. If the observation or the metadata has the field
+    `success`, that field decides whether the episode is solved. Otherwise a positive last reward counts as success.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True)
@@ -43,12 +44,12 @@ class OpenEnv:
         """Check the settings; the session begins with the first episode.
 
         Args:
-            base_url: Such as `http://localhost:8000`.
+            base_url: Address of the server, such as `http://localhost:8000`.
             action_field: Field of the server's action that holds the text, such as `message`.
             text_field: Field of the server's observation that is shown to the policy.
-            seeds: Number of tasks of each split; seeds are counted up through the splits. None: 200 train, 100 test.
-            name: Name and version of the environment, stamped on every trajectory.
-            timeout: Seconds an answer may take.
+            seeds: Number of tasks of each split; seeds count up from 0 across the splits. None: 200 train, 100 test.
+            name: Name and version of the environment, recorded in every trajectory.
+            timeout: Time limit of each answer of the server, in seconds.
         """
         require_library("websockets", "openenv", "openenv")
         self._seeds = check_seeds(seeds)
@@ -60,11 +61,11 @@ class OpenEnv:
         self.name = name
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return one task a seed."""
+        """Return one task per seed of the split."""
         return seed_tasks(self._seeds, split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the episode of the task's seed; the policy's own seed plays no part."""
+        """Start the episode of the task's seed; the argument `seed` is ignored."""
         if self._socket is None:
             self._connect()
         posed = self._seen(self._ask("reset", {"seed": task_seed(task), "episode_id": task.id}))
@@ -128,7 +129,7 @@ class OpenEnv:
 
 
 def _websocket(url: str) -> str:
-    """Return the address of a server's sessions."""
+    """Return the WebSocket address of a server's sessions."""
     scheme, mark, rest = url.partition("://")
     fits = mark and scheme in ("http", "https", "ws", "wss")
     check_fit(fits, "base_url", "begin with http://, https://, ws:// or wss://", url)

@@ -1,7 +1,8 @@
-"""Worlds in another process or on another machine; only plain data is exchanged.
+"""Use an environment in another process or on another machine as if it were local.
 
-Only texts, numbers, lists and dicts do, so nothing of an environment has to be understood, or even importable, on our
-side. Torch is not imported here: a child starts in about 0.1 s.
+A "world" is one object of an environment. The two sides exchange only texts, numbers, lists and dicts as JSON. So the
+calling process need not be able to import the environment. This module does not import torch, so that a child process
+starts in about 0.1 s.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ RAISED: dict[str, type[PerturnError]] = {
     "lost": WorldLost,
     "world": EnvironmentFailure,
 }
-"""Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
+"""Name in a reply -> exception that a remote world raises in the calling process. A world cannot raise any other."""
 _WORDS = {
     "task": "a Task",
     "actions": "texts",
     "turns": "(thought, action) texts",
     "plain": "numbers, texts, lists or dicts with text keys",
 }
-"""Kinds of values, each in words."""
+"""Form of a value -> its description in error messages."""
 
 
 class Link(Protocol):
-    """The way to a world elsewhere."""
+    """Connection to a remote world."""
 
     facts: dict[str, Any]
     """Name and abilities of the world, from `PlainWorld.facts`."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the value of a method of `PlainWorld` there; where there is no world yet, one is started."""
+        """Call a method of the remote `PlainWorld` and return its value; start a world first if none is running."""
         ...
 
     def close(self) -> None:
@@ -69,10 +70,10 @@ class Link(Protocol):
 
 
 class RemoteWorld:
-    """Our side of a world elsewhere, as an `Environment`; it has the abilities that the world has there.
+    """Local proxy of a remote world: an `Environment` with the remote world's abilities.
 
-    Where the world is lost, that call raises `WorldLost`, and the next `reset` begins in another one. Not to be called
-    from two threads at once.
+    If the remote world dies or times out, the current call raises `WorldLost`, and the next `reset` starts another
+    world. Do not call one object from two threads at once.
     """
 
     def __init__(self, link: Link) -> None:
@@ -93,7 +94,7 @@ class RemoteWorld:
         return [Task(**task) for task in self._link.call("tasks", split)]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode, in a fresh world if the last one is lost."""
+        """Start an episode, in a new world if the last world was lost."""
         return _observation(self._link.call("reset", plain_task(task), seed))
 
     def step(self, action: str) -> Observation:
@@ -101,12 +102,12 @@ class RemoteWorld:
         return _observation(self._link.call("step", action))
 
     def declared(self) -> Declared:
-        """Return the rules that the world declares, as `declared_rules` returns them."""
+        """Return the protocol settings that the world declares, as `declared_rules` returns them."""
         said: dict[str, list[Any]] = self._link.call("declared")
         return {key: (value, source) for key, (value, source) in said.items()}
 
     def close(self) -> None:
-        """End the world. It may be used again."""
+        """End the remote world. The next call starts another."""
         self._link.close()
 
     def _ability(self, name: str, *arguments: Any) -> Any:
@@ -117,14 +118,14 @@ class RemoteWorld:
 
 
 class PlainWorld:
-    """The other side: the calls of an `Environment` and of its abilities, with plain data in and out."""
+    """Remote side of `RemoteWorld`: wraps an `Environment` so that arguments and results are plain data."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
         self._playing = False
 
     def facts(self) -> dict[str, Any]:
-        """Name and abilities of the world."""
+        """Return the name of the environment, and the signatures of the abilities that can be called remotely."""
         crossing = {name: each for name, each in signatures(self._env).items() if each.crosses}
         return {
             "name": self._env.name,
@@ -145,7 +146,7 @@ class PlainWorld:
 
     def step(self, action: str) -> dict[str, Any]:
         """Take one action."""
-        if not self._playing:  # the world that did is lost
+        if not self._playing:  # the episode ran in an earlier world, which was lost
             raise EnvironmentFailure("no episode is running: call reset before step.")
         return _plain_observation(sound(self._env.step(action), "step"))
 
@@ -153,7 +154,7 @@ class PlainWorld:
         """Call an optional method.
 
         Raises:
-            EnvironmentFailure: If its result is not of the form that its signature says.
+            EnvironmentFailure: If the result does not have the form in the method's signature.
         """
         signature = signatures(self._env)[name]
         found = ability(self._env, name)(*map(_unpacked, signature.takes, arguments))
@@ -162,7 +163,7 @@ class PlainWorld:
         return _packed(signature.gives, found, f"{name} must return")
 
     def declared(self) -> dict[str, list[Any]]:
-        """Return the rules that the world declares."""
+        """Return the protocol settings that the environment declares: setting -> [value, source]."""
         return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
@@ -171,12 +172,15 @@ class PlainWorld:
 
 
 def rules_of(environment: Any) -> Declared:
-    """Return the rules that an environment declares, here or elsewhere, as `declared_rules` returns them."""
+    """Return the protocol settings that a local or remote environment declares, as `declared_rules` returns them."""
     return environment.declared() if isinstance(environment, RemoteWorld) else declared_rules(environment)
 
 
 def told(error: BaseException) -> dict[str, str]:
-    """Return the name of an exception in `RAISED`, and its message, with type and place if it is not Perturn's."""
+    """Return an exception as a reply: its name in `RAISED`, and its message.
+
+    For exceptions of other packages, the message includes the type and the line of code.
+    """
     kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
     text = plain_data.told(error)
     if kind is None:
@@ -189,14 +193,14 @@ def told(error: BaseException) -> dict[str, str]:
 
 
 def value_of(reply: dict[str, Any]) -> Any:
-    """Return the value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
+    """Return the value in a remote world's reply; if the reply is an error, raise the exception from `RAISED`."""
     if "error" not in reply:
         return reply["value"]
     raise RAISED[reply["error"]](reply["text"])
 
 
 def survives_json(data: object) -> bool:
-    """Return whether JSON gives back the same data."""
+    """Return whether data are equal after writing them to JSON and reading them back."""
     try:
         return bool(json.loads(json.dumps(data, allow_nan=False)) == data)
     except (TypeError, ValueError, RecursionError):
@@ -204,7 +208,11 @@ def survives_json(data: object) -> bool:
 
 
 def plain_task(task: Task) -> dict[str, Any]:
-    """Return a task as JSON can carry it."""
+    """Return a task as a dict that can be written to JSON.
+
+    Raises:
+        EnvironmentFailure: If the data of the task do not survive JSON.
+    """
     fields = _fields(Task, task) | {"data": dict(task.data)}
     if not survives_json(fields):
         raise EnvironmentFailure(
@@ -219,20 +227,24 @@ def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[s
 
 
 def _plain_observation(seen: Observation) -> dict[str, Any]:
-    """Return an observation as plain data."""
+    """Return an observation as a dict of plain data."""
     user = None if seen.user is None else dataclasses.asdict(seen.user)
     return _fields(Observation, seen) | {"user": user}
 
 
 def _observation(fields: dict[str, Any]) -> Observation:
-    """Return an observation from plain data; JSON has no tuples."""
+    """Make an observation from plain data, turning lists back into tuples."""
     user = fields["user"] and UserTurn(**fields["user"] | {"heard": tuple(fields["user"]["heard"])})
     tuples = {key: tuple(fields[key]) for key in ("admissible", "tools", "results")}
     return Observation(**fields | tuples | {"user": user})
 
 
 def _packed(form: Form, value: Any, what: str) -> Any:
-    """Return a value as plain data."""
+    """Return an argument or result as plain data: a task becomes a dict, and other iterables become lists.
+
+    Raises:
+        EnvironmentFailure: If the value does not have the form.
+    """
     listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
     if form == "task" and isinstance(value, Task):
         return plain_task(value)
@@ -242,7 +254,7 @@ def _packed(form: Form, value: Any, what: str) -> Any:
 
 
 def _fits(form: Form, value: Any) -> bool:
-    """Return whether a value is of a form; no `Task` is looked at."""
+    """Return whether a value has a form other than `task`."""
     if form == "plain":
         return survives_json(value)
     if form == "actions":
@@ -255,32 +267,33 @@ def _are_texts(values: Any) -> bool:
 
 
 def _unpacked(form: Form, value: Any) -> Any:
-    """Return a value from plain data."""
+    """Make an argument or result from plain data: a `Task`, or pairs (thought, action); other forms stay unchanged."""
     if value is None or form in ("actions", "plain"):
         return value
     return Task(**value) if form == "task" else [(thought, action) for thought, action in value]
 
 
 _ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
-"""Settings of a protocol that a class may have as its own attributes, and their types."""
+"""Protocol settings that a class may declare as attributes -> their types."""
 _EXPECTED = {str: "text", int: "a whole number"}
 _SECTION = re.compile(
     r"\n\s*(Args|Attributes|Examples?|Notes?|Raises|Returns|See Also|Todo|Usage)s?:?\s*\n", re.IGNORECASE
 )
-"""Where a docstring turns from the game to its code."""
+"""Heading of a docstring section, such as `Args:`, which ends the description of the game."""
 
 Declared = dict[str, tuple[Any, str]]
-"""Setting of a protocol -> its value, and where the value comes from."""
+"""Protocol setting -> its value, and the source of the value in words."""
 
 
 def declared_rules(env: Any) -> Declared:
-    """Return the settings of a protocol that an environment declares.
+    """Return the protocol settings that an environment declares.
 
-    Of each setting the first that is there counts: the attribute of that name, the class's `protocol` (a name, an
-    `EpisodeProtocol` or a dict of settings), and for `system` the docstring of the user's class.
+    A setting is taken from the attribute of its name. If there is none, it is taken from the attribute `protocol` of
+    the class: a protocol's name, an `EpisodeProtocol` or a dict of settings. If `system` is in neither, the docstring
+    of the user's class is the system text.
 
     Raises:
-        ConfigError: If the class's `protocol` is something else, or an attribute is a value of another type.
+        ConfigError: If `protocol` has another type, or an attribute has the wrong type.
     """
     found: Declared = {}
     for one in reversed(_layers(env)):
@@ -290,7 +303,7 @@ def declared_rules(env: Any) -> Declared:
         for key, kind in _ATTRIBUTES.items():
             value = attribute(one, key)
             fits = isinstance(value, kind) and not isinstance(value, bool)
-            other = not isinstance(value, str | int | float)  # such as a method of that name
+            other = not isinstance(value, str | int | float)  # a method of this name is not a setting
             check_fit(fits or other, f"{key} of {label}", f"be {_EXPECTED[kind]}", value)
             if fits:
                 found[key] = (value, f"{key} of {label}")
@@ -300,7 +313,7 @@ def declared_rules(env: Any) -> Declared:
 
 
 def _layers(env: Any) -> list[Any]:
-    """Return the user's object, and the adapters around it, from within."""
+    """Return the user's object and then the adapter around it; without an adapter, the object alone."""
     while isinstance(env, AwaitedWorld | OwnWorld):
         env = env.played
     inner = env.played if traits_of(env).adapts else None
@@ -308,7 +321,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _settings(protocol: Any, label: str) -> dict[str, Any]:
-    """Return the settings of a class's `protocol`."""
+    """Return the protocol settings in an attribute `protocol`: a name, an `EpisodeProtocol`, a dict or None."""
     if protocol is None:
         return {}
     if isinstance(protocol, str):
@@ -327,8 +340,8 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
 
 
 def _docstring(kind: type) -> str:
-    """Return the part of the docstring of a user's class that is on the game; empty where there is none."""
+    """Return the docstring of a user's class up to its first section heading; empty if the class has none."""
     text = kind.__dict__.get("__doc__") or ""
     if kind.__module__.partition(".")[0] == "perturn" or text.startswith(f"{kind.__name__}("):
-        return ""  # an adapter of ours, or what a dataclass writes by itself
+        return ""  # the class is an adapter of Perturn, or the docstring is a dataclass's generated one
     return _SECTION.split(f"{inspect.cleandoc(text)}\n", maxsplit=1)[0].strip()

@@ -1,4 +1,4 @@
-"""An environment whose user speaks by script, for code that steps it by hand."""
+"""Wrapper that answers for the simulated user of an environment, for code that calls `step` directly."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from perturn.types import Observation, Task
 
 _WITHOUT_SCRIPT = "Yes, please."
 _MOST = 8
-"""Times that the user speaks in a row."""
+"""Largest number of user turns in a row."""
 
 
 class ScriptedUser:
-    """An environment that never asks for the user's turn: its script answers at once, by default "yes"."""
+    """An environment whose user turns are answered at once, from the task's script or with "Yes, please."."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_env":  # before __init__, as in a copy
+        if name == "_env":  # copy.copy reads attributes before __init__ has run
             raise AttributeError(name)
         return getattr(self._env, name)
 

@@ -1,6 +1,6 @@
-"""Classes written for TRL's `environment_factory`: `reset(**row)`, public methods as tools, `get_reward()`.
+"""Adapter for classes written for TRL's `environment_factory`: `reset(**row)`, public methods as tools, `get_reward()`.
 
-The same class trains in `trl.GRPOTrainer(environment_factory=...)` and plays here. Facts of the interface: TRL 1.16.
+The same class works unchanged in `trl.GRPOTrainer(environment_factory=...)`. The interface follows TRL 1.16.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ _NEEDED = {
     "reset": "it begins an episode",
     "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",
 }
-"""Public methods that are not tools, and what each is for."""
+"""Public method that is not a tool -> its purpose."""
 
 
 class TrlFactory:
     """A class for TRL's `environment_factory` as an `Environment`; play it under `protocol.format=tools`.
 
-    A task is a row of the dataset that TRL would train on: its `prompt` is shown, and then the result of
-    `reset(**row)`. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a
-    tool raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may
-    be `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
+    A task is a row of the dataset that TRL would train on. The first observation is the row's `prompt`, followed by the
+    result of `reset(**row)`. Public methods are the tools; transformers makes their schemas from their docstrings. If a
+    tool raises an exception, the message is its result, as in TRL. An answer without tool calls ends the episode.
+    Tools, `reset` and `get_reward` may be `async def`. All of them share one event loop, so a connection stays open
+    between calls.
 
-    Rewards sum to the last value of `get_reward()`. It is called after each action, so that an episode cut off by a
-    limit of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
-    `ask_reward: end`, and an episode that is cut off gets 0.
+    The rewards of an episode sum to the last value of `get_reward()`. By default it is called after each action, so
+    that an episode cut off by a turn limit gets the same reward as in TRL. TRL calls it only once per episode. If a
+    call is expensive, such as with a paid judge, set `ask_reward: end`; a cut-off episode then gets reward 0.
     """
 
     format: ClassVar[str] = "tools"
     system: ClassVar[str] = ""
-    """None, since TRL adds no system text."""
+    """Empty, since TRL adds no system text."""
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
 
@@ -60,13 +61,13 @@ class TrlFactory:
         """Make one object of the class and read the rows.
 
         Args:
-            make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
-            rows: File or folder of rows for each split, or a data set of the Hub. A row has `prompt`, a text or one
-                user message, and the arguments of `reset`.
+            make: Class or other factory that TRL's `environment_factory` accepts, written `module:Class`.
+            rows: Split -> file or folder of rows, or a data set of the Hub. The key `prompt` of a row is a text or a
+                list with one user message. All keys are passed to `reset`.
             settings: Keyword arguments of the callable.
-            ask_reward: `each`: after each action; `end`: once, when the policy has answered.
-            success_reward: Reward from which an episode counts as solved.
-            version: Stamped on every trajectory after the class's name.
+            ask_reward: When `get_reward()` is called. `each`: after each action. `end`: once, after the final answer.
+            success_reward: An episode whose total reward is at least this counts as solved.
+            version: Version that follows the class's name in the environment name of every trajectory.
         """
         self._loop = WorldLoop()
         self._env = self.played = self._loop.result(load_object(make)(**dict(settings or {})))
@@ -82,12 +83,12 @@ class TrlFactory:
         self._paid = 0.0
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return one task a row."""
+        """Return one task per row of the split."""
         check_known(split, self._rows, f"Unknown split {split!r}; environment.rows has no file for it")
         return self._rows[split]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Reset the object with the row."""
+        """Call the object's `reset` with the task's row, and return the prompt and the tools."""
         row = dict(task.data)
         said = self._loop.result(self._env.reset(**row))
         if not isinstance(said, str | None):
@@ -98,7 +99,7 @@ class TrlFactory:
         return Observation(_prompt_text(row.get("prompt", "")) + (said or ""), tools=self._schemas)
 
     def step(self, action: str) -> Observation:
-        """Call tools, or answer."""
+        """Run the tool calls of an action; an action without calls is the final answer and ends the episode."""
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return Observation(_NO_ACTION, valid=False)
@@ -110,20 +111,24 @@ class TrlFactory:
         return Observation("", reward, ended, success, valid, results=results)
 
     def close(self) -> None:
-        """End the event loop of the object's coroutines; TRL's interface knows no closing of the object itself."""
+        """End the event loop. The object itself is not closed, since TRL's interface has no `close`."""
         self._loop.close()
 
     def _call(self, call: ToolCall) -> str:
-        """Return result or error of a tool, as TRL writes it."""
+        """Return the result of a tool call, or its error, in TRL's wording."""
         if call.name not in self._tools:
             return str({"error": f"Tool {call.name} not found."})
         try:
             return str(self._loop.result(self._tools[call.name](**call.arguments)))
-        except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
+        except Exception as error:  # noqa: BLE001  a tool is user code, and its exception is its result
             return str({"error": str(error)})
 
     def _pay(self, ended: bool) -> float:
-        """Return the reward by `get_reward` minus the part already paid; an unfinished episode may have none yet."""
+        """Return the increase of `get_reward()` since the last call; None in an unfinished episode counts as 0.
+
+        Raises:
+            EnvironmentFailure: If `get_reward()` is None at the end of the episode.
+        """
         said = self._loop.result(self._env.get_reward())
         if said is None and not ended:
             return 0.0
@@ -138,7 +143,11 @@ class TrlFactory:
 
 
 def _tools(env: Any) -> dict[str, Callable[..., Any]]:
-    """Return the methods that TRL takes for tools, in its order; reject a class without tools or a needed method."""
+    """Return the methods that TRL uses as tools, by name, in TRL's order.
+
+    Raises:
+        ConfigError: If the class has no tool, or lacks `reset` or `get_reward`.
+    """
     label = type(env).__name__
     for method, why in _NEEDED.items():
         found = getattr(env, method, None)
@@ -151,12 +160,16 @@ def _tools(env: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _read_rows(file: Path, split: str) -> list[Task]:
-    """Return rows of a source as tasks, named by their number."""
+    """Return the rows of a file as tasks with the ids `split/number`."""
     return [Task(f"{split}/{number}", split=split, data=row) for number, _, row in numbered_rows(file)]
 
 
 def _prompt_text(prompt: Any) -> str:
-    """Return the text of a row's prompt; a system text belongs into the protocol."""
+    """Return the text of a row's prompt.
+
+    Raises:
+        EnvironmentFailure: If the prompt is neither a text nor a list with one user message.
+    """
     if isinstance(prompt, str):
         return prompt
     roles = [message.get("role") for message in prompt] if isinstance(prompt, list) else None

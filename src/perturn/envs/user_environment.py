@@ -1,8 +1,8 @@
-"""The border where a game of the user's becomes an `Environment`: plain values become tasks and observations.
+"""Adapter that turns a user's own class into an `Environment`: plain values become tasks and observations.
 
-The shortest game is a class with three methods: `tasks(split)` lists values, `reset(task)` gets one of them and returns
-a text, and `step(action)` returns a text or `(text, reward, done)`. A class that keeps the whole contract of
-`perturn.types.Environment` passes the border unchanged.
+The smallest class has three methods. `tasks(split)` lists values. `reset(task)` gets one of these values and returns a
+text. `step(action)` returns a text or `(text, reward, done)`. A class that already implements
+`perturn.types.Environment` behaves the same as without the adapter.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ _NEEDED = {
     "reset": "let reset(task) start an episode and return the text that poses the task",
     "step": "let step(action) return a text, or (text, reward, done) where something was earned or the game is over",
 }
-"""Methods that every game has, each with its purpose."""
+"""Required method -> remedy in the error message if it is missing."""
 _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
-"""Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
+"""Method -> name of its argument. `tasks` may have no argument, and `reset` may also take a seed."""
 _ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
 """Attributes that a class may have besides its name."""
 _INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
-"""Everything that is looked for in a user's object besides traits and abilities; each is optional."""
+"""All attributes that are read from a user's object, except traits and abilities."""
 _LISTED = "listed"
-"""Key in the data of a task for the value that `tasks` listed."""
+"""Key in `Task.data` that holds a plain value returned by `tasks`."""
 _LONGEST_ID = 80
-"""Characters of a listed text that may name its task."""
+"""Largest length, in characters, of a listed text that becomes the id of its task."""
 
 
 class OwnWorld:
-    """A game of the user's as an `Environment`.
+    """A user's own class as an `Environment`.
 
-    - `name` is the class's own, else the name of the class. `close` may be missing.
-    - Tasks are `Task` objects, or plain values, which `reset` and `expert` get back unchanged.
-    - `reset(task)` and `reset(task, seed)` are both called as they are written; so are `tasks(split)` and `tasks()`,
-      whose tasks are the split `train`.
-    - A text is an observation. Tuples have the form of Gym and Gymnasium: `(text, reward, done)`, then `info` if any,
-      or with `terminated`, `truncated` and `info`.
-    - `tools` lists the tools of every episode, as schemas or as functions. The text that `step` returns is then the
-      result of the call, and a list of texts has one result for each call.
+    - `name` is the attribute `name` of the class, or the class's name if there is none. `close` is optional.
+    - Tasks are `Task` objects or plain values. `reset` and `expert` get the plain value back unchanged.
+    - `reset` may be `reset(task)` or `reset(task, seed)`.
+    - `tasks` may be `tasks(split)` or `tasks()`. All tasks of `tasks()` belong to the split `train`.
+    - `step` returns a text, or a tuple as in Gym and Gymnasium: `(text, reward, done)`, `(text, reward, done, info)` or
+      `(text, reward, terminated, truncated, info)`.
+    - `tools` lists the tools of every episode, as schemas or functions. The text that `step` returns is then the result
+      of the tool call. After several calls, `step` returns a list with one text per call.
     """
 
     def __init__(self, world: Any, label: str) -> None:
-        """Take a game on.
+        """Wrap an object of the user's class.
 
         Args:
-            world: An object of the user's class.
-            label: Name of the game where its class has none.
+            world: The object.
+            label: Name of the environment if the object has no attribute `name`.
         """
         self.played = world
         self.name: Any = attribute(world, "name", label)
@@ -68,7 +68,7 @@ class OwnWorld:
         self._offers = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "played":  # before __init__, as in a copy
+        if name == "played":  # copy.copy reads attributes before __init__ has run
             raise AttributeError(name)
         found = getattr(self.played, name)
         known = {**ABILITIES, **traits_of(self.played).abilities} if callable(found) else {}
@@ -99,10 +99,10 @@ class OwnWorld:
             else _called(self.played.reset, what, self._takes_seed, seed)
         )
         if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
-            answer = (answer[0], 0.0, False, answer[1])  # as Gymnasium's
+            answer = (answer[0], 0.0, False, answer[1])  # (text, info), as Gymnasium's reset returns
         seen = _observation(answer, 0)
         if not isinstance(seen, Observation):
-            wrong: Observation = seen  # whoever reads it says what is wrong
+            wrong: Observation = seen  # `observation_faults` of the caller reports the wrong type
             return wrong
         seen = _with_tools(seen, seen.tools or attribute(self.played, "tools", ()))
         self._offers = bool(seen.tools)
@@ -115,13 +115,13 @@ class OwnWorld:
         return seen
 
     def close(self) -> None:
-        """Release the resources of the game, if it defines how."""
+        """Call the user's `close` if it is defined."""
         close = attribute(self.played, "close")
         if close is not None:
             close()
 
     def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an optional method that gets the listed value of a task, and whose actions are texts."""
+        """Wrap an optional method: it gets the plain value of a task, and its actions are returned as texts."""
 
         @wraps(method)
         def call(*arguments: Any) -> Any:
@@ -135,28 +135,28 @@ class OwnWorld:
 
 
 def attribute(world: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute of a user's object, which need not have it."""
+    """Return an attribute of a user's object, or a default if the object does not have it."""
     assert name in _INSPECTED, name
     return getattr(world, name, default)
 
 
 class KeptWorld(OwnWorld):
-    """A game that was handed in as an object, and that whoever made it closes."""
+    """An adapter for an object that the caller made and will close itself."""
 
     def close(self) -> None:
-        """Leave the game open."""
+        """Do nothing, so that the user's object stays open."""
 
 
 def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
-    """Return the object that a user's class or factory made, as an `Environment`.
+    """Wrap the object that a user's class or factory made as an `Environment`.
 
     Args:
-        made: The game.
-        label: Its name where its class has none.
-        keep: Whether it stays open when the `Environment` is closed.
+        made: The object.
+        label: Name of the environment if the object has no attribute `name`.
+        keep: Whether the object stays open when the `Environment` is closed.
 
     Raises:
-        ConfigError: If a method is missing, naming all of them.
+        ConfigError: If methods are missing. The message names all of them.
     """
     world = awaited(made)
     if isinstance(world, OwnWorld):
@@ -166,9 +166,9 @@ def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
 
 
 def lacking(world: Any, label: str) -> list[str]:
-    """Return a sentence for each method that a game lacks or that cannot be called with its arguments.
+    """Return one error text for each method of a user's object that is missing or has unsuitable arguments.
 
-    Where the game keeps another interface, the sentence says how that is named.
+    If the object seems to implement TRL's or Gymnasium's interface, the text says how to name it in a recipe.
     """
     missing = [name for name in _NEEDED if not callable(attribute(world, name))]
     if "tasks" in missing and "reset" not in missing:
@@ -196,7 +196,7 @@ def lacking(world: Any, label: str) -> list[str]:
 
 
 def _misspelt(world: Any) -> list[str]:
-    """Return a sentence on an attribute of an object's class that is never read, such as `experts`."""
+    """Return an error text if the class has an attribute that looks misspelt, such as `experts`; else no text."""
     kind = type(world.played if isinstance(world, AwaitedWorld) else world)
     try:
         check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
@@ -206,19 +206,22 @@ def _misspelt(world: Any) -> list[str]:
 
 
 def playable(world: Any, name: str) -> bool:
-    """Return whether a game has a method of this name that can be called with its arguments."""
+    """Return whether a user's object has a method that accepts the arguments with which Perturn calls it."""
     method = attribute(world, name)
     return callable(method) and not _misfit(method, name)
 
 
 def _misfit(method: Callable[..., Any], name: str) -> str:
-    """Return why a method cannot be called with its arguments; empty if it can, or its signature is unknown."""
+    """Return why a method rejects the arguments with which Perturn calls it.
+
+    The text is empty if the method accepts them or has no readable signature.
+    """
     given = () if name == "tasks" else (None,)
     more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
     how = _takes(method, *more) if more else None
     try:
         signature = inspect.signature(method)
-    except (TypeError, ValueError):  # of C
+    except (TypeError, ValueError):  # a C function may have no readable signature
         return ""
     try:
         if isinstance(how, str):
@@ -231,10 +234,10 @@ def _misfit(method: Callable[..., Any], name: str) -> str:
 
 
 def _takes(method: Any, position: int, name: str) -> str | int | None:
-    """Return how a method takes an argument: by its name, by its position, or not at all (None)."""
+    """Return how to pass an argument to a method: its name, its position, or None if the method does not take it."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):  # a method of C, whose signature is not known, or none
+    except (TypeError, ValueError):  # a C function without a readable signature, or no function
         return position
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if any(each.name == name and each.kind in by_name for each in parameters):
@@ -247,12 +250,18 @@ def _takes(method: Any, position: int, name: str) -> str | int | None:
 
 
 def _called(method: Callable[..., Any], given: tuple[Any, ...], how: str | int, value: Any) -> Any:
-    """Return the result of a method with one more argument."""
+    """Call a method with one more argument, passed as `_takes` returned it."""
     return method(*given, **{how: value}) if isinstance(how, str) else method(*given, value)
 
 
 def _task(value: Any, split: str, index: int) -> Task:
-    """Return a task of a listed value."""
+    """Return a listed value as a `Task`.
+
+    The id is the value's key `id`, or a short text or number itself, or else `split/index`.
+
+    Raises:
+        EnvironmentFailure: If a `Task` already has the reserved key `listed` in its data.
+    """
     if isinstance(value, Task):
         if _LISTED in value.data:
             raise EnvironmentFailure(
@@ -276,21 +285,28 @@ def _task(value: Any, split: str, index: int) -> Task:
 
 
 def _value(task: Task) -> Any:
-    """Return the value that was listed for a task, or the task itself."""
+    """Return the plain value from which a task was made, or the task itself."""
     return task.data.get(_LISTED, task)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in the form it has after JSON, where tuples are lists; other values are left to their reader."""
+    """Return a value as JSON would: tuples become lists, and NumPy scalars become numbers."""
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return value.item()  # of numpy
+        return value.item()  # a NumPy or torch scalar
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _observation(answer: Any, calls: int) -> Any:
-    """Return a text or a tuple as an observation; leave anything else for `observation_faults` to explain."""
+    """Turn the result of `reset` or `step` into an observation.
+
+    A value of another type is returned unchanged, and `observation_faults` then reports it.
+
+    Args:
+        answer: Result of the user's method.
+        calls: Number of tool calls in the action.
+    """
     whole = (answer, 0.0, False) if isinstance(answer, str | list) else answer
     if not isinstance(whole, tuple):
         return answer
@@ -313,7 +329,7 @@ def _observation(answer: Any, calls: int) -> Any:
 
 
 def _with_tools(posed: Observation, tools: Any) -> Observation:
-    """Return an observation that offers tools in the form of chat templates, of schemas or of functions."""
+    """Add tools to an observation, converting schemas and functions to the form that chat templates expect."""
     if callable(tools):
         tools = tools()
     listed = tools.values() if isinstance(tools, Mapping) else tools
@@ -323,7 +339,10 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
 
 
 def _schema(tool: Any) -> Any:
-    """Return the schema of a function; a schema alone gets the form of chat templates; anything else unchanged."""
+    """Return a tool in the form `{"type": "function", "function": schema}` that chat templates expect.
+
+    A function is turned into its schema, and a bare schema is wrapped. Other values are returned unchanged.
+    """
     if callable(tool):
         return schema_of(tool)
     if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():
@@ -332,9 +351,9 @@ def _schema(tool: Any) -> Any:
 
 
 def _written(action: Any) -> Any:
-    """Return an action of an expert as text: calls may be given as objects, as `read_action` reads their JSON."""
+    """Return an action of an expert as text; tool calls given as objects or dicts are written as JSON."""
     if isinstance(action, tuple) and len(action) == 2:
-        return action[0], _written(action[1])  # a thought before it
+        return action[0], _written(action[1])  # (thought, action)
     if isinstance(action, ToolCall):
         action = ToolAction("", (action,))
     if isinstance(action, ToolAction):

@@ -1,4 +1,4 @@
-"""The child's side of a world in its own process: takes calls from a pipe, answers in JSON."""
+"""Main program of a child process that holds one environment: it reads calls from a pipe and answers in JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from perturn.envs.world_pipe import HEAD
 
 
 def main(pipe: int, lifeline: int) -> None:
-    """Answer the calls of a pipe until the parent hangs up; nothing is sent on the lifeline, which ends with it."""
+    """Answer calls until the parent closes the pipe.
+
+    Args:
+        pipe: File descriptor of the socket for calls and answers.
+        lifeline: File descriptor of a socket without data. If the parent dies, the socket closes, and this process is
+            killed.
+    """
     die_with_parent(lifeline)
     _serve(socket.socket(fileno=pipe))
 
@@ -27,6 +33,6 @@ def _serve(pipe: socket.socket) -> None:
                 world = PlainWorld(make_environment(*arguments))
                 method, arguments = "facts", ()
             reply = json.dumps({"value": getattr(world, method)(*arguments)})
-        except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
+        except BaseException as error:  # noqa: BLE001  user code may raise anything, also SystemExit
             reply = json.dumps(told(error))
         pipe.sendall(HEAD.pack(len(reply)) + reply.encode())

@@ -1,4 +1,7 @@
-"""Messages between us and a world's process: eight bytes of length, then as many bytes. Our end never waits."""
+"""Messages between the main process and an environment's process, through a socket that never blocks.
+
+A message is its length, as an unsigned integer of eight bytes, and then its bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from contextlib import suppress
 
 HEAD = struct.Struct("!Q")
 LARGEST = 2**28
-"""Bytes of the largest answer that is taken."""
+"""Largest accepted answer, in bytes."""
 _SOME = 2**20
 
 
 class Garbled(Exception):
-    """The child sent something other than an answer, which is in the text."""
+    """The child process sent something other than one valid answer. The message describes it."""
 
 
 class Pipe:
-    """Our end: sends one message and receives one in return, as far as each goes at the moment."""
+    """Main process's end of the socket: it sends a message and receives the answer, in parts and without blocking."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -26,17 +29,20 @@ class Pipe:
         self._got = bytearray()
 
     def post(self, message: bytes) -> None:
-        """Have a message sent by the next calls of `exchange`."""
+        """Set the message that the next calls of `exchange` send."""
         self.unsent = memoryview(HEAD.pack(len(message)) + message)
 
     def exchange(self) -> bytes | None:
-        """Send a part of the message and read a part of the answer; return the answer once it is complete.
+        """Send a part of the message and read a part of the answer.
 
-        What an answer says of its length takes no memory.
+        Memory is allocated only for received bytes, whatever length the answer announces.
+
+        Returns:
+            The answer once it is complete, else None.
 
         Raises:
-            EOFError: If the pipe is closed; OSError likewise.
-            Garbled: If it is too large, or not one answer.
+            EOFError: If the pipe is closed; some systems raise OSError.
+            Garbled: If the answer is too large, or more than one answer arrives.
         """
         if self.unsent:
             with suppress(BlockingIOError):

@@ -1,10 +1,12 @@
-"""Worlds in their own processes, with time limits: a world that crashes or hangs costs its own episode only.
+"""Run each environment in a process of its own, with time limits. A crash or a hang loses only the current episode.
 
-A child is a fresh interpreter, never a fork, in its own session. It gets the name and settings of the world to make. It
-differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts need no `if
-__name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are quoted when
-it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even if that is
-killed itself. Only processes that a world starts in yet another session outlive it.
+A "world" is one object of an environment. A child process is a new interpreter in its own session, never a fork. The
+child gets the name and settings of the environment to make. Unlike a process spawned by `multiprocessing`, the child
+does not import the main module again. So scripts need no `if __name__ == "__main__"`, and children do not load torch.
+
+The child's output is read, and error messages quote its last lines. A child and the processes that it started, such as
+a JVM, are killed together. All of them also die if the main process is killed, except processes that moved to another
+session.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from perturn.traits import traits_of
 _logger = logging.getLogger(__name__)
 
 _MEMORY = 512 * 2**20
-"""Bytes of free memory that one world is reckoned to need."""
+"""Assumed memory of one world, in bytes."""
 _CLOSE_S = 5.0
-"""Seconds a world may take to close before it is killed; it holds nothing worth waiting for."""
+"""Time limit of closing a world, in seconds; then its process is killed."""
 _WORDS = 4096
-"""Bytes of a child's output that are kept."""
+"""Number of bytes at the end of a child's output that are kept."""
 _LINES = 3
-"""Lines of them that are quoted."""
+"""Number of lines of a child's output that error messages quote."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from perturn.envs.world_child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -50,15 +52,15 @@ _BOOT = (
 
 
 def plays_itself(section: Section) -> bool:
-    """Return whether the episodes of an environment are programs that it plays itself."""
+    """Return whether an environment plays its episodes itself, instead of through `reset` and `step`."""
     return traits_of(ENVIRONMENTS.get(str(section["name"]))).plays_itself
 
 
 def runs_here(section: Section, settings: Worlds) -> bool:
-    """Return whether worlds are made in this process rather than in their own processes.
+    """Return whether worlds run in this process rather than in processes of their own.
 
     Raises:
-        ConfigError: If processes are asked for, and the environment's episodes start their own processes.
+        ConfigError: If `worlds.processes` is set for an environment whose episodes start their own processes.
     """
     if settings.processes and plays_itself(section):
         raise ConfigError(
@@ -71,11 +73,10 @@ def runs_here(section: Section, settings: Worlds) -> bool:
 
 
 def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once.
+    """Return the largest number of worlds that may run at a time, at most `concurrency`.
 
-    A process that waits for the model costs memory but no processor, and neither does a process that sleeps or waits
-    for a
-    network: so free memory bounds their number, and the number of cores does not.
+    Free memory limits the number of processes; the number of cores does not. Most processes are idle: they wait for the
+    model or for a network.
     """
     if runs_here(section, settings):
         return concurrency
@@ -85,17 +86,17 @@ def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
 
 
 class ProcessWorlds:
-    """Makes worlds in their own processes. The first is started at once, so that a wrong setting shows."""
+    """Factory of worlds in processes of their own. The first process starts at once, so that a wrong setting raises."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
-        """Start the first world; if it dies or hangs at its start, it is started again, up to `limits.retries` times.
+        """Start the first world. If it dies or hangs while starting, start it again, up to `limits.retries` times.
 
         Args:
             section: Section `environment` of the recipe.
-            limits: Time limits.
+            limits: Time limits and number of retries.
 
         Raises:
-            PerturnError: If it cannot start.
+            PerturnError: If the world cannot start.
         """
         self._section, self._limits = json.loads(json.dumps(section, default=str)), limits
         first = self._first(limits.retries)
@@ -103,7 +104,7 @@ class ProcessWorlds:
         self._ready = [first]
 
     def _first(self, retries: int) -> _Process:
-        """Start the first world."""
+        """Start the first world, with at most `retries` more attempts if its process dies or hangs."""
         while True:
             try:
                 return _Process(self._section, self._limits)
@@ -114,20 +115,20 @@ class ProcessWorlds:
                 _logger.warning("starting the first world again: %s", error)
 
     def __call__(self) -> RemoteWorld:
-        """Return a world; its process starts with its first episode."""
+        """Return a world. Its process starts with its first episode; only the first world is already running."""
         with suppress(IndexError):
             return RemoteWorld(self._ready.pop())
         return RemoteWorld(_Process(self._section, self._limits, self.facts))
 
 
 class _Process:
-    """A `Link` to a process, which is started when it is needed, and again after it died or ran into a limit."""
+    """A `Link` to a child process. A call starts the process if it is not running, such as after a crash or timeout."""
 
     def __init__(self, section: Section, limits: Worlds, facts: dict[str, Any] | None = None) -> None:
         self._section, self._limits = section, limits
         self._child: _Child | None = None
         self._left = 0.0
-        """Seconds that are left of the episode; only those count that its world takes."""
+        """Seconds left for the episode; only time spent in the world's calls counts."""
         self.facts = facts or self._start()
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -172,7 +173,17 @@ class _Process:
         return facts
 
     def _ask(self, method: str, arguments: Sequence[Any], limit: str, seconds: float) -> Any:
-        """Return the value of a method; `limit` names the setting with its time limit in seconds."""
+        """Call a method of the world and return its value.
+
+        Args:
+            method: Name of the method.
+            arguments: Plain data.
+            limit: Setting that is named in the error if time runs out.
+            seconds: Time limit, in seconds.
+
+        Raises:
+            WorldLost: If the process dies, times out or sends an invalid answer. The process is then killed.
+        """
         assert self._child is not None
         child, what = self._child, _in_words(method, *arguments)
         try:
@@ -197,7 +208,7 @@ class _Process:
 
 
 def _in_words(method: str, argument: Any = None, *more: Any) -> str:
-    """Return a call in words."""
+    """Describe a call for an error message, such as `reset of task 'train/3'`."""
     if method == "ability":
         return _in_words(argument, *more[0])
     if method == "open":
@@ -210,7 +221,7 @@ def _in_words(method: str, argument: Any = None, *more: Any) -> str:
 
 
 class _Child:
-    """A process that serves one world, and the pipes to it."""
+    """A running child process that serves one world, and the pipes to the process."""
 
     def __init__(self, passed_variables: Collection[str]) -> None:
         ours, theirs = socket.socketpair()
@@ -235,7 +246,13 @@ class _Child:
         self._words = b""
 
     def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """Return the child's answer to a call."""
+        """Send a call and return the child's answer.
+
+        Raises:
+            TimeoutError: If there is no answer within `seconds`.
+            EOFError: If the child ended.
+            Garbled: If the answer is invalid.
+        """
         deadline = time.monotonic() + seconds
         self._pipe.post(json.dumps([method, arguments]).encode())
         while (left := deadline - time.monotonic()) > 0:
@@ -245,12 +262,15 @@ class _Child:
             if self._pipe in ready:
                 if (message := self._pipe.exchange()) is not None:
                     return _reply(message)
-            elif self._process.poll() is not None:  # a child of its own may hold the pipe open
+            elif self._process.poll() is not None:  # a grandchild process may keep the pipe open
                 raise EOFError
         raise TimeoutError
 
     def _wait(self, seconds: float) -> list[Any]:
-        """Return the pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
+        """Wait at most `seconds`, and return which of the pipe and the output are ready.
+
+        The pipe is ready if it can be read, or if a message is unsent and it can be written.
+        """
         poll = select.poll()
         sources: dict[int, Any] = {self._pipe.end.fileno(): self._pipe}
         poll.register(self._pipe.end, select.POLLIN | (select.POLLOUT if self._pipe.unsent else 0))
@@ -260,7 +280,7 @@ class _Child:
         return [sources[descriptor] for descriptor, _ in poll.poll(1000 * seconds)]
 
     def ending(self) -> str:
-        """Return how the process ended, in words."""
+        """Return a phrase on how the process ended, such as ` with exit code 1`."""
         try:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -268,7 +288,7 @@ class _Child:
         return f" (killed by {signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
 
     def last_words(self) -> str:
-        """Return the last lines the child wrote."""
+        """Return the last lines of the child's output, joined by ` | `."""
         lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
         return " | ".join(line[:200] for line in lines[-_LINES:])
 
@@ -276,7 +296,7 @@ class _Child:
         """Kill the process and all processes it started, read its last output, and reap it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, which nobody can end
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be killed
             self._process.wait(_CLOSE_S)
         if not self._output.closed:
             self._listen()
@@ -285,7 +305,7 @@ class _Child:
         self._lifeline.close()
 
     def _listen(self) -> None:
-        """Read a part of the child's output."""
+        """Read the available output of the child, and keep its end."""
         said = self._output.read(2**16)
         if said:
             self._words = (self._words + said)[-_WORDS:]
@@ -294,7 +314,11 @@ class _Child:
 
 
 def _reply(message: bytes) -> dict[str, Any]:
-    """Return a child's answer, or `Garbled`."""
+    """Parse a child's answer.
+
+    Raises:
+        Garbled: If the answer is not JSON, or has neither a value nor a known error.
+    """
     try:
         reply = json.loads(message)
     except (ValueError, RecursionError) as error:
@@ -309,11 +333,16 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY")
-"""An address with a password in it, and a key in a text."""
+"""Values that contain a secret: a URL with a password, or a private key."""
 
 
 def without_secrets(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[str, str]:
-    """Return the variables without names or values that look like a key, except the ones passed by name."""
+    """Return the environment variables without the variables whose name or value looks like a secret.
+
+    Args:
+        environ: Environment variables by name.
+        passed: Names of variables to keep in any case.
+    """
     return {
         name: value
         for name, value in environ.items()

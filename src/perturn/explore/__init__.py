@@ -1,4 +1,4 @@
-"""Explorers: how the episodes of an iteration are gathered, by name."""
+"""Explorers: strategies that choose which episodes to play in an iteration."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ EXPLORERS: Table[type[Explorer]] = Table(
         "file": "perturn.explore.file_episodes:FileEpisodes",
     },
 )
-"""Explorers by name; other packages add theirs through entry points of `perturn.explorers`."""
+"""Name of an explorer -> its class. Other packages add explorers as entry points of `perturn.explorers`."""

@@ -1,4 +1,4 @@
-"""Common part of the explorers that resume episodes at turns chosen beforehand."""
+"""Base classes of explorers that resume episodes at chosen turns."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.types import Trajectory, failed, succeeded
 
 Of = Literal["all", "failures"]
-"""Explored episodes that are resumed."""
+"""Explored episodes to resume: all, or only the episodes that did not solve their task."""
 Prover = Literal["base", "sft"]
-"""A policy that plays branches beside the exploring policy."""
+"""Policy that plays branches instead of the exploring policy: the model before training, or the policy after SFT."""
 
 
 @dataclass(frozen=True)
 class Brancher(Explorer):
-    """Resume episodes at some of their turns, several times each."""
+    """Resume episodes at some of their turns, several times at each turn."""
 
     branches: Annotated[int, COUNT] = 2
-    """Branches at each branching turn; they share the turns before it with the resumed episode."""
+    """Number of branches at each branching turn. A branch shares all earlier turns with the resumed episode."""
     turns: Annotated[int, COUNT] | None = None
-    """Most turns that a branch plays. A longer branch is left unfinished; only readers of single turns, such as
-    credit `slate`, accept this. None: each is played to its end."""
+    """Largest number of turns that a branch plays before it is cut off. Only credits of single turns, such as `slate`,
+    accept cut branches. None: play each branch to its end."""
 
     @property
     def rounds(self) -> int:
-        """One."""
+        """Number of rounds of branches: 1."""
         return 1
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
-        """Return the turns at which an episode is resumed, where nothing else chooses them."""
+        """Return the branching turns of an episode. Override this method, or `choose`."""
         return ()
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return the turns at which each begun episode is resumed."""
+        """Return the branching turns of each episode in `inputs.begun`."""
         return [Forks(*one.key, tuple(self.turns_of(one)), ()) for one in inputs.begun]
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the rollouts, and then the branches."""
+        """Return the rollouts in round 0, and the branches in round 1."""
         if number == 0:
             return super().jobs(inputs, number)
         return branch_jobs(
@@ -58,15 +58,15 @@ class Brancher(Explorer):
         )
 
     def check_turns(self, first: int, turns: int, setting: str = "") -> None:
-        """Reject settings with which no episode is long enough to be resumed, or no branch long enough to be cut.
+        """Reject settings with which no episode would be resumed, no branch would be cut, or all branches are equal.
 
         Args:
-            first: The first turn at which an episode may be resumed.
-            turns: Turn limit of the longest task.
-            setting: The setting that says `first`; empty: none does.
+            first: First turn at which an episode may be resumed.
+            turns: Largest turn limit of the tasks.
+            setting: Name of the setting that determines `first`; empty if there is none.
 
         Raises:
-            ConfigError: Saying what to set.
+            ConfigError: If a setting is unsuitable. The message says what to set.
         """
         name = f"explore.{setting}" if setting else "the first turn that is resumed"
         must = f"be < {turns}, the most turns of an episode, so that some are resumed"
@@ -83,7 +83,13 @@ class Brancher(Explorer):
         check_fit(fits, "explore.branches", must, self.branches, remedy)
 
     def expected(self, begun: int, forks: float, turns: float) -> Forecast:
-        """Return the expected work of episodes, by their turns and the number of turns at which each is resumed."""
+        """Return the expected number of branches and of their turns.
+
+        Args:
+            begun: Number of episodes that are resumed.
+            forks: Average number of branching turns of an episode.
+            turns: Average number of turns of an episode.
+        """
         played = round(begun * self.branches * forks)
         return Forecast(
             begun, played // self.branches, played, min(0.5, self.turns / turns if self.turns else 0.5)
@@ -95,14 +101,18 @@ class ExploredBrancher(Brancher):
     """Resume explored episodes at some of their turns."""
 
     of: Of = "all"
-    """Episodes that are resumed: all explored ones, or those that did not solve their task."""
+    """Explored episodes to resume: `all`, or `failures` for the episodes that did not solve their task."""
 
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the explored episodes that are resumed."""
+        """Return the explored episodes to resume."""
         return open_to(explored, self.of)
 
     def imposed(self, policy: Prover | None) -> frozenset[str]:
-        """Return the properties of its branches that readers must take, where a policy plays them."""
+        """Return the properties of the branches that credits and row makers must accept.
+
+        Args:
+            policy: Policy that plays the branches; None: the exploring policy.
+        """
         found = {
             "some-episodes": self.of == "failures",
             "prover": policy is not None,
@@ -112,7 +122,7 @@ class ExploredBrancher(Brancher):
 
 
 def open_to(explored: Iterable[Trajectory], of: Of) -> list[Trajectory]:
-    """Return the explored episodes that did not FAIL: all of them, or those that did not solve their task."""
+    """Return the explored episodes to resume, without FAILED episodes: all, or those that did not solve their task."""
     return [one for one in explored if not failed(one) and not (of == "failures" and succeeded(one))]
 
 
@@ -126,20 +136,20 @@ def branch_jobs(
     iteration: int = 1,
     turns: int | None = None,
 ) -> list[Job]:
-    """Return the branches of some episodes: each begins with the first turns of an episode.
+    """Return the jobs that play branches. A branch begins with the first turns of an earlier episode.
 
     Args:
-        begun: Episodes that are resumed, in any order.
-        chosen: Turns at which each is resumed, by its key.
-        seed: Of the run.
-        branches: Episodes from each turn.
-        samples: Explored episodes of a task, whose numbers the branches do not take.
-        iteration: From 1.
-        turns: Turns that a branch plays, at most; None: all.
+        begun: Episodes to resume, in any order.
+        chosen: Key of an episode -> its branching turns.
+        seed: Seed of the run.
+        branches: Number of branches at each branching turn.
+        samples: Number of explored episodes per task; sample numbers of branches do not collide with theirs.
+        iteration: Number of the iteration, from 1.
+        turns: Largest number of turns that a branch plays; None: no limit.
 
     Returns:
-        One job an episode, in the order of the keys of `begun`, of turns and of samples; the seed of each depends on
-        the run's seed, the task, its own number and the iteration alone.
+        One job per branch, sorted by the episode's key, the branching turn and the sample number. Each job's seed
+        depends only on the run's seed, the task, the sample number and the iteration.
     """
     jobs = []
     for one in sorted(begun, key=lambda one: one.key):

@@ -1,4 +1,4 @@
-"""Explorer `file`: episodes that were played elsewhere."""
+"""Explorer `file`: read episodes from a file instead of playing them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perturn.explore.protocol import Explorer
 
 @dataclass(frozen=True)
 class FileEpisodes(Explorer):
-    """Take the episodes of a file, such as one of `perturn import-logs`; nothing is played (docs: Logs you have).
+    """Read the episodes of a file, such as the output of `perturn import-logs`, and play none (docs: Logs you have).
 
     Source: none is needed.
     Differs: nothing.
     """
 
     path: Annotated[str, ROWS] = field(kw_only=True)
-    """A file or folder of trajectories. Episodes of one task are a group."""
+    """File or folder of trajectories. The episodes of a task are a group."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Return a note that the episodes come from the file."""
+        """Traits of the explorer: `source` names the file of its episodes."""
         return ExplorerTraits(source=self.path)

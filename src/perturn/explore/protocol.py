@@ -1,4 +1,4 @@
-"""Explorer: a frozen dataclass that says which episodes of an iteration are played."""
+"""Interface of explorers: frozen dataclasses that choose which episodes to play in an iteration."""
 
 from __future__ import annotations
 
@@ -15,112 +15,115 @@ from perturn.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class ExploreInputs:
-    """Inputs of an explorer. All episodes are sorted by task and sample."""
+    """Inputs of an explorer. Episodes are sorted by task and sample, except in `played`."""
 
     seed: int
     """Seed of the run."""
     iteration: int = 1
-    """From 1."""
+    """Number of the iteration, from 1."""
     tasks: Sequence[Task] = ()
     """Tasks of the iteration."""
     left: Sequence[Trajectory] = ()
-    """Unfinished episodes of the iteration before, for an explorer that `resumes_earlier`."""
+    """Unfinished episodes of the previous iteration, for an explorer with the trait `resumes_earlier`."""
     explored: Sequence[Trajectory] = ()
-    """Rollouts of the iteration that did not FAIL."""
+    """Rollouts of the iteration, without FAILED episodes."""
     begun: Sequence[Trajectory] = ()
-    """Episodes that `Explorer.begun` returned, with the distance to success of their turns where it is needed."""
+    """Episodes that `Explorer.begun` returned. If the explorer needs the distance to success, each turn has it."""
     read: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """The other `needs`, by name: an entry for each explored episode."""
+    """Name of a quantity in `needs` -> one entry per explored episode."""
     chosen: Sequence[Forks] = ()
-    """Turns that `Explorer.choose` returned, perhaps in an earlier call that was stopped."""
+    """Branching turns that `Explorer.choose` returned, in this process or before the run was resumed."""
     played: Sequence[Trajectory] = ()
-    """Episodes of the rounds before, in any order; perhaps some of this round too, of a call that was stopped."""
+    """Episodes of earlier rounds, in any order. After resuming a run, it may include episodes of the current round."""
 
 
 class Forecast(NamedTuple):
-    """Expected amount of play in the rounds after the rollouts."""
+    """Expected numbers of episodes and turns in the rounds after the rollouts."""
 
     begun: int = 0
-    """Episodes that are resumed."""
+    """Number of episodes that are resumed."""
     points: int = 0
-    """Turns of these where new episodes begin."""
+    """Number of branching turns in all resumed episodes."""
     played: int = 0
-    """New episodes."""
+    """Number of branches."""
     share: float = 0.5
-    """Share of its turns that a new episode plays itself."""
+    """Share of a branch's turns that the branch plays itself, rather than shares with the resumed episode."""
 
 
 @dataclass(frozen=True)
 class Explorer(ExploreSettings):
-    """Gathers the episodes of an iteration: rollouts, and then branches, which resume episodes at some of their turns.
+    """Chooses the episodes of an iteration: rollouts, and then branches, which resume episodes at some of their turns.
 
-    Extend this class with a frozen dataclass to add an explorer, and override what differs from plain rollouts. An
-    explorer has the settings of `ExploreSettings` and its own. It plays nothing and opens no model.
+    To add an explorer, extend this class with a frozen dataclass, and override the members that differ from plain
+    rollouts. An explorer has the settings of `ExploreSettings` and its own settings. It only returns jobs: it does not
+    play episodes or load models itself.
 
-    - `traits`: what the episodes are good for (`provides`), and what their readers must take (`imposes`).
-    - `needs`: quantities of the explored episodes that it reads.
-    - `rounds`: how often it is asked for branches.
-    - `check`: rejects settings with which nothing would be resumed.
-    - `begun`: the episodes that are resumed.
-    - `choose`: the turns at which they are resumed.
-    - `jobs`: the episodes of a round.
-    - `counts`: figures on a finished round, for the run's manifest.
-    - `forecast`: how many episodes to expect, for the estimate of `--dry-run`.
+    - `traits`: Kinds of branches that it `provides`, and properties that credits and row makers must accept
+      (`imposes`).
+    - `needs`: Quantities of the explored episodes that it reads.
+    - `rounds`: Number of rounds of branches.
+    - `check`: Rejects settings with which no episode would be resumed.
+    - `begun`: Returns the episodes to resume.
+    - `choose`: Returns their branching turns.
+    - `jobs`: Returns the episodes of a round.
+    - `counts`: Returns numbers about the finished rounds, for the run's manifest.
+    - `forecast`: Returns the expected number of episodes, for the estimate of `--dry-run`.
 
-    Whether a turn is chosen may depend on the episode up to its prompt, on other episodes and on chance, but not on
-    what came after. Only then is an average over branches no guess of how the explored episode ends.
+    The choice of a branching turn may depend on the episode up to the turn's prompt, on other episodes and on chance.
+    It must not depend on later turns of the episode. Otherwise averages over branches are biased by how that episode
+    ended.
     """
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which nothing would be resumed.
+        """Reject settings with which no episode would be resumed.
 
         Args:
-            turns: Turn limit of the longest task.
-            tasks: Tasks of an iteration.
+            turns: Largest turn limit of the tasks.
+            tasks: Number of tasks of an iteration.
 
         Raises:
-            ConfigError: Saying what to set.
+            ConfigError: If a setting is unsuitable. The message says what to set.
         """
 
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the episodes that are resumed, without those that FAILED.
+        """Return the episodes to resume, without FAILED episodes.
 
         Args:
             explored: Rollouts of the iteration.
-            experts: The expert's best episode of each task that he solved, for an explorer that reads these.
+            experts: The expert's best episode of each task that the expert solved, for an explorer that reads them.
         """
         return []
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return the turns at which episodes are resumed, one entry per episode."""
+        """Return the branching turns, with one entry per resumed episode."""
         return []
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the episodes of a round; round 0 are the rollouts.
+        """Return the episodes to play in a round. Round 0 has the rollouts.
 
-        The seed of an episode depends on the run's seed, its task, its own number and the iteration alone, and no two
-        episodes of a task have one number.
+        The seed of an episode depends only on the run's seed, the task, the sample number and the iteration. Episodes
+        of the same task have different sample numbers.
         """
         return make_jobs(inputs.tasks, inputs.seed, self.samples, inputs.iteration)
 
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Return figures on the rounds after the rollouts.
+        """Return numbers about the rounds after the rollouts, by name.
 
         Args:
-            inputs: As `jobs` got them.
-            jobs: Of the last round.
-            branches: All episodes of these rounds.
+            inputs: Inputs that `jobs` got in the last round.
+            jobs: Jobs of the last round.
+            branches: Episodes of all rounds after the rollouts.
         """
         return {}
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect of the rounds after the rollouts.
+        """Return the expected numbers of episodes in the rounds after the rollouts.
 
         Args:
-            explored: Rollouts of an iteration.
-            turns: Turns of one of them, on average.
-            expert_turns: Turns of an expert's episode, on average.
+            explored: Number of rollouts in an iteration.
+            turns: Average number of turns of a rollout.
+            expert_turns: Average number of turns of an expert's episode.
         """
         return Forecast()

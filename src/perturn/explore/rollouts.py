@@ -1,4 +1,4 @@
-"""Explorer `rollouts`: each task is played some times, from its beginning to its end."""
+"""Explorer `rollouts`: play each task several times, from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from perturn.explore.protocol import Explorer
 class Rollouts(Explorer):
     """Play each task of an iteration several times, from its beginning to its end.
 
-    Source: none is needed; these are the samples of a task that every method of groups draws.
+    Source: none is needed; every method that compares the episodes of a task plays such rollouts.
     Differs: nothing.
     """

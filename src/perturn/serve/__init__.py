@@ -1,4 +1,4 @@
-"""Serve a policy through the protocols of agent programs. Each session is recorded as a trajectory."""
+"""Serve a policy to agent programs through the APIs of model providers, and record each session as a trajectory."""
 
 from perturn.serve.endpoint import Endpoint as Endpoint
 from perturn.serve.settings import ServeSettings as ServeSettings

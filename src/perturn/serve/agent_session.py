@@ -1,4 +1,4 @@
-"""One session of an agent: its turns as they come, and the trajectory that they make."""
+"""One session of an agent: collect its turns, and make a trajectory of them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from perturn.turns import OPENS, Opening
 from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
 
 TURN_SEEDS = 1_000_003
-"""Turn k of an episode of seed s is sampled with seed s * TURN_SEEDS + k, as in episodes that Perturn plays itself."""
+"""Turn k of an episode with seed s is sampled with seed s * TURN_SEEDS + k, as in episodes that Perturn plays."""
 
 
 @dataclass
 class _Taken:
-    """A turn that was answered."""
+    """A turn whose answer is recorded."""
 
     position: Position
+    """Turn that this turn continues, and the new messages."""
     opening: Opening
+    """Prompt, tools and template variables of the conversation."""
     turn: Turn
     conversation: str
+    """Name that the engine uses for the conversation."""
     reward: float | None = None
+    """Reward that the agent posted for the turn; None if it posted none."""
 
 
 @dataclass
@@ -41,33 +45,42 @@ class Session:
     """An episode of an agent."""
 
     id: str
+    """Name of the session."""
     task: Task
     number: int
-    """Of the endpoint's sessions; no two are equal."""
+    """Unique number among the endpoint's sessions."""
     sample: int = 0
+    """Number of the episode among the episodes of its task."""
     seed: int = 0
+    """Seed of the episode."""
     sampling: Sampling | None = None
-    """Decoding of all its answers; None: as each request asks."""
+    """Sampling settings of all answers; None: the settings in each request."""
     reads_thoughts: bool = True
+    """Whether the policy reads the thoughts of earlier turns."""
     reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False
-    """Whether it was found by its conversation alone."""
+    """Whether the session's requests name no session, so that they are assigned to it by their conversation."""
     reward: float = 0.0
-    """Reward of the whole episode, on top of the rewards of single turns."""
+    """Reward of the whole episode, in addition to the rewards of single turns."""
     success: bool | None = None
+    """Whether the task is solved, as the agent posted it; None: not posted."""
     next_state: str | None = None
+    """State key that the agent posted for the next turn."""
     in_flight: int = 0
+    """Number of answers that the engine is sampling."""
     was_full: bool = False
-    """Whether its newest request filled the model's context."""
+    """Whether the newest request was too long for the model's context window."""
     opened: float = field(default_factory=time.monotonic)
+    """Time of the opening, in seconds of the monotonic clock."""
     touched: float = field(default_factory=time.monotonic)
+    """Time of the last request, in seconds of the monotonic clock."""
     breaks: Counter[str] = field(default_factory=Counter)
-    """Requests that continued nothing, by cause."""
+    """Cause -> number of requests that started a new conversation instead of continuing a recorded one."""
 
     def __post_init__(self) -> None:
         self._sequences = Sequences(reads_thoughts=self.reads_thoughts)
         self._taken: list[_Taken] = []
-        self._heads: dict[str, int] = {}  # newest turn of each conversation
+        self._heads: dict[str, int] = {}  # conversation -> index of its newest turn
         self._busy: set[str] = set()
         self._begun = 0
         self._of_response: dict[str, list[int]] = {}
@@ -77,25 +90,30 @@ class Session:
 
     @property
     def agents(self) -> int:
-        """Number of agents that seem to play this session; see `Sequences.agents`."""
+        """Estimated number of agents that use this session; see `Sequences.agents`."""
         return self._sequences.agents
 
     @property
     def responses(self) -> list[str]:
-        """Identities of the responses that it gave."""
+        """Ids of the responses in this session."""
         return list(self._of_response)
 
     @property
     def conversations(self) -> list[str]:
-        """Names under which an engine knows its conversations."""
+        """Names that the engine uses for the session's conversations."""
         return [f"{self.id}#{index}" for index in range(self._begun)]
 
     def position(self) -> Position:
-        """Find out which turn the request continues that its reader read last."""
+        """Return which recorded turn the last read request continues."""
         return self.reader.position(self._sequences)
 
     def begin(self, position: Position, ask: Ask) -> list[Prompt]:
-        """Take a request on: a prompt for each answer that it asks for."""
+        """Start a request: return one prompt for each requested answer.
+
+        Args:
+            position: Recorded turn that the request continues, and its new messages.
+            ask: The request.
+        """
         chain = self._chain(position.follows)
         opening = chain[0].opening if chain else Opening(position.prompt, ask.tools, ask.template_kwargs)
         first = len(self) + self.in_flight
@@ -121,13 +139,20 @@ class Session:
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
-        """Count the prompts of a request as answered, or given up."""
+        """Mark the prompts of a request as finished, with or without an answer."""
         self.in_flight -= len(prompts)
         self._busy.difference_update(prompt.conversation for prompt in prompts)
         self.touched = time.monotonic()
 
     def record(self, response: str, position: Position, prompt: Prompt, answer: Answer) -> int:
-        """Record an answer as a turn; return its index."""
+        """Record an answer as a turn, and return the turn's index.
+
+        Args:
+            response: Id of the response.
+            position: Recorded turn that the request continues, and its new messages.
+            prompt: Prompt that was answered.
+            answer: The answer.
+        """
         action = answer.action
         message = action.message()
         given: Message = {**message, "content": answer.text}
@@ -144,14 +169,14 @@ class Session:
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """Return keys of the conversation up to a turn's answer, in any session."""
+        """Return the keys that identify the conversation up to a turn's answer, across all sessions."""
         return self._sequences.end_keys(index)
 
     def conversation_up_to(self, response: str) -> list[Message]:
-        """Return all messages up to the answer of a response.
+        """Return all messages up to and including the answer of a response.
 
         Raises:
-            Refusal: If this session gave no such response.
+            Refusal: If this session has no such response.
         """
         index = self._turns_of(response)[0]
         chain = self._chain(index)
@@ -159,7 +184,7 @@ class Session:
         return [*chain[0].opening.prompt, *said]
 
     def give_reward(self, reward: Any, response: str | None = None) -> None:
-        """Set the reward of the episode, or of the turn that a response was.
+        """Set the reward of the episode, or of the turn with a response id.
 
         Raises:
             Refusal: If there is no such response, or the reward is not a finite number.
@@ -176,9 +201,9 @@ class Session:
         """Return the episode as recorded so far.
 
         Args:
-            policy: Identity of the policy that answered.
+            policy: Name of the policy that answered.
             environment: Name of the agent's environment.
-            outcome: Fields of the trajectory that say how it ended.
+            outcome: Further fields of the trajectory, such as `truncated` or `status`.
         """
         first = self._taken[0].opening if self._taken else Opening()
         turns = [self._turn(index, each, first) for index, each in enumerate(self._taken)]
@@ -204,7 +229,7 @@ class Session:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the answer to `GET /s/ID`."""
+        """Return the state of the session as JSON data, for `GET /s/ID`."""
         return {
             "session": self.id,
             "task": self.task.id,
@@ -233,7 +258,13 @@ class Session:
         }
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
-        """Return a turn in its stored form."""
+        """Return a turn in the form in which trajectories store it.
+
+        Args:
+            index: Index of the turn.
+            taken: The turn.
+            first: Opening of the first turn.
+        """
         parent = taken.position.follows
         return replace(
             taken.turn,
@@ -250,7 +281,7 @@ class Session:
         return self._of_response[response]
 
     def _chain(self, index: int) -> list[_Taken]:
-        """Return the turns up to one, each the continuation of the one before."""
+        """Return the turns of a conversation up to the turn with an index, in order."""
         chain = []
         while index != OPENS:
             chain.append(self._taken[index])
@@ -258,7 +289,13 @@ class Session:
         return chain[::-1]
 
     def _conversation(self, follows: int) -> str:
-        """Return the engine's name for the conversation that a turn continues, or a new name if it is taken."""
+        """Return the engine's name for the conversation that a new turn continues.
+
+        If that turn is not the newest of its conversation, or the conversation is in use, the name is new.
+
+        Args:
+            follows: Index of the continued turn, or `OPENS`.
+        """
         if follows != OPENS:
             name = self._taken[follows].conversation
             if self._heads[name] == follows and name not in self._busy:
@@ -268,10 +305,10 @@ class Session:
 
 
 def read_action(action: Action, ask: Ask) -> Answer:
-    """Return an engine's answer in the client's form, and in the recorded form.
+    """Turn an engine's action into an answer for the client; tool calls are parsed, and stop texts are cut off.
 
     Raises:
-        EngineFailure: If its log-probabilities are not finite.
+        EngineFailure: If a log-probability is not finite.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(
@@ -302,7 +339,7 @@ def _call(call: Mapping[str, Any]) -> Call:
 
 
 def refused(error: Exception) -> Refusal:
-    """Return an engine's error as the answer to a request."""
+    """Return an engine's error as a rejection of the request, with an HTTP status."""
     if isinstance(error, ContextFull):
         return Refusal(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, BudgetError):

@@ -1,4 +1,4 @@
-"""The way from a request to the engine and back: allowed requests, waiting clients, and clients that gave up."""
+"""Pass requests to the engine and its answers back to waiting clients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
 
 _VARIABLES = 64
-"""Different template variables of an endpoint; each is compiled separately."""
+"""Largest number of different `chat_template_kwargs` of an endpoint, since the template is compiled for each."""
 
 
 class Answering:
-    """An engine, and the requests that wait for it; all but the engine's thread is in the running event loop."""
+    """An engine and the requests that wait for it. Except for the engine's thread, all code runs in the event loop."""
 
     def __init__(self, engine: Engine | EngineProcess, settings: ServeSettings, counts: Counter[str]) -> None:
-        """Start the engine's thread, or pass prompts to its process."""
+        """Start the engine's thread, or connect to its process.
+
+        Args:
+            engine: The engine.
+            settings: Limits of the endpoint.
+            counts: Counters of the endpoint, which are updated.
+        """
         self._engine, self.settings, self._counts = engine, settings, counts
         self._loop = loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[Prompt, asyncio.Future[Action]]] = {}
@@ -38,14 +44,14 @@ class Answering:
 
     @property
     def in_flight(self) -> int:
-        """Prompts that are being answered."""
+        """Number of prompts that wait for an answer."""
         return len(self._waiting)
 
     def check(self, ask: Ask) -> None:
-        """Reject requests that the endpoint or its engine cannot serve.
+        """Check that the endpoint and its engine can serve a request.
 
         Raises:
-            Refusal: Saying what.
+            Refusal: If a limit is reached, or the engine does not support a parameter.
         """
         settings = self.settings
         if ask.n > settings.max_choices:
@@ -77,11 +83,11 @@ class Answering:
             self._variables.add(variables)
 
     async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """Wait for the engine's answers; answers without a waiting client are cancelled.
+        """Return the engine's answers to prompts. If the client disconnects, sampling is cancelled.
 
         Raises:
-            PerturnError: If the engine cannot answer one.
-            Refusal: If it takes too long, or the session ends.
+            PerturnError: If the engine cannot answer a prompt.
+            Refusal: If the time limit is exceeded, or the session ends.
         """
         futures = []
         for prompt in prompts:
@@ -106,7 +112,7 @@ class Answering:
                     self._thread.cancel(prompt.conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
-        """Give answers to the clients that wait for them."""
+        """Pass the engine's answers to the waiting requests."""
         for prompt, answer in answered:
             known, future = self._waiting.pop(id(prompt), (None, None))
             if known is not prompt or future is None or future.done():
@@ -117,13 +123,13 @@ class Answering:
                 future.set_exception(explained(answer))
 
     def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
-        """Return the text of each sampled token."""
+        """Return the text of each sampled token `[actions][tokens]`."""
         decode = self.abilities.decode
-        assert decode is not None  # `check` refuses the request otherwise
+        assert decode is not None  # otherwise `check` rejects the request
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
 
     def answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:
-        """Return the number of tokens of answers; 0 where the engine does not say."""
+        """Return the total number of tokens of the answers; an answer counts 0 if the engine does not report it."""
         counted = self.abilities.answer_tokens
         return sum(
             len(action.token_ids) if action.token_ids else counted.get(prompt.conversation, 0)
@@ -131,7 +137,7 @@ class Answering:
         )
 
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
-        """Release the engine's state of conversations, and reject the prompts that still wait for them."""
+        """Release the engine's state of conversations, and reject their waiting prompts with `ended`."""
         gone = set(conversations)
         for prompt, future in list(self._waiting.values()):
             if prompt.conversation in gone and not future.done():
@@ -140,5 +146,5 @@ class Answering:
             self._thread.forget(conversation)
 
     def close(self) -> None:
-        """End the engine's thread, or leave its process to itself."""
+        """End the engine's thread, or the connection to its process. The engine stays open."""
         self._thread.close()

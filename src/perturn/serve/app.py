@@ -1,4 +1,4 @@
-"""The HTTP application of an endpoint: paths and their protocols, access, and answers to clients."""
+"""The HTTP application of an endpoint: routes, API keys, and responses to clients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PROTOCOLS: Mapping[str, ServedProtocol] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
-"""Path -> protocol."""
+"""Path -> protocol of a model provider."""
 HEADER = "x-perturn-session"
-"""Header that names the session of a request."""
+"""HTTP header that names the session of a request."""
 _GONE = 499
-"""Status of a request whose client did not wait; it is never read."""
+"""HTTP status of a request whose client has disconnected; no client reads it."""
 _SESSION = re.compile(r"/s/([^/]+)")
 _Handler = Callable[[Desk, str, Request], Awaitable[Response]]
 
@@ -63,11 +63,11 @@ class _Opening(Strict):
 
 
 def make_app(desk: Desk, key: str) -> ASGIApp:
-    """Return the application.
+    """Make the ASGI application of an endpoint.
 
     Args:
-        desk: The sessions.
-        key: That clients must know.
+        desk: Sessions of the endpoint.
+        key: API key that clients must send.
     """
     chat = PROTOCOLS["/v1/chat/completions"]
     routes: dict[str, dict[str, _Handler]] = {
@@ -95,7 +95,7 @@ def make_app(desk: Desk, key: str) -> ASGIApp:
             response = Response(status_code=_GONE)
         except StorageError as error:
             response = _json(protocol.refusal(Refusal(503, str(error), "not_recorded")), 503)
-        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
+        except Exception as error:  # noqa: BLE001  a bug here must not break the protocol
             response = _json(protocol.refusal(_unexpected(error)), 500)
         await response(scope, receive, send)
 
@@ -106,7 +106,7 @@ def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
     """Return the handler of a request.
 
     Raises:
-        Refusal: If there is no such path or method.
+        Refusal: If the path or the method is unknown.
     """
     if methods is not None and scope["method"] in methods:
         return methods[scope["method"]]
@@ -115,13 +115,13 @@ def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
 
 
 def _unexpected(error: Exception) -> Refusal:
-    """Return an unexpected error, which is logged."""
+    """Log an unexpected error, and return it as a rejection with HTTP status 500."""
     _logger.exception("a request failed", exc_info=error)
     return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 
 
 async def _converse(protocol: ServedProtocol, desk: Desk, key: str, request: Request) -> Response:
-    """Answer a request of a protocol."""
+    """Answer a request for a completion in a provider's protocol."""
     name = _admit(key, request)
     ask = protocol.read(await _body(desk, request))
     ask, session = desk.session_of(ask, name)
@@ -133,10 +133,10 @@ async def _converse(protocol: ServedProtocol, desk: Desk, key: str, request: Req
 
 
 async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) -> Reply:
-    """Wait for an answer, in the task of its request; it is given up when the client goes.
+    """Wait for an answer; cancel it if the client disconnects.
 
     Raises:
-        ClientDisconnect: If the client has gone.
+        ClientDisconnect: If the client has disconnected.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -144,7 +144,7 @@ async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) 
     def give_up(_: asyncio.Future[Any]) -> None:
         task.cancel()
 
-    gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end
+    gone = asyncio.ensure_future(request.receive())  # after the body, the next event is a disconnect
     gone.add_done_callback(give_up)
     try:
         return await answering
@@ -161,7 +161,7 @@ async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) 
 async def _streamed(
     protocol: ServedProtocol, desk: Desk, request: Request, ask: Ask, answering: Coroutine[Any, Any, Reply]
 ) -> Response:
-    """Answer as a stream; while an answer takes long, send signs of life."""
+    """Answer as a stream of server-sent events, with comments as heartbeats while the answer is not ready."""
     answered = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(request.receive())
     is_handed_on = False
@@ -183,7 +183,7 @@ async def _streamed(
 async def _events(
     desk: Desk, protocol: ServedProtocol, ask: Ask, answered: asyncio.Future[Reply]
 ) -> AsyncIterator[str]:
-    """Yield signs of life until the answer is there, and then the answer."""
+    """Yield heartbeat comments until the answer is ready, and then its events."""
     try:
         while True:
             yield ": waiting\n\n"
@@ -195,7 +195,7 @@ async def _events(
         except Refusal as error:
             yield protocol.failed(error)
             return
-        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
+        except Exception as error:  # noqa: BLE001  a bug here must not break the protocol
             yield protocol.failed(_unexpected(error))
             return
         for event in protocol.events(reply, ask):
@@ -210,7 +210,7 @@ async def _all(events: Any) -> AsyncIterator[str]:
 
 
 async def _models(desk: Desk, key: str, request: Request) -> Response:
-    """Return the policy, as a list of models."""
+    """Return a list of models with the policy as its only entry."""
     _admit(key, request)
     name = desk.engine.name
     model = {
@@ -225,7 +225,7 @@ async def _models(desk: Desk, key: str, request: Request) -> Response:
 
 
 async def _reward(desk: Desk, key: str, request: Request) -> Response:
-    """Set a reward; `done`, or a reward of the whole episode, ends the session."""
+    """Set the reward of a turn or of the episode; `done`, or by default the episode's reward, ends the session."""
     name = _named(key, request)
     given = read_body(_Reward, await _body(desk, request))
     session = desk.known(name)
@@ -241,7 +241,7 @@ async def _reward(desk: Desk, key: str, request: Request) -> Response:
 
 
 async def _state(desk: Desk, key: str, request: Request) -> Response:
-    """Set the key of the state in which the next turn is taken."""
+    """Set the state key of the next turn."""
     name = _named(key, request)
     given = read_body(_State, await _body(desk, request))
     session = desk.find_or_open(name)
@@ -260,21 +260,21 @@ async def _open(desk: Desk, key: str, request: Request) -> Response:
 
 
 async def _show(desk: Desk, key: str, request: Request) -> Response:
-    """Return a session so far."""
+    """Return the current state of a session."""
     return _json(desk.known(_named(key, request)).summary())
 
 
 async def _counts(desk: Desk, key: str, request: Request) -> Response:
-    """Return counts of the endpoint."""
+    """Return the counters of the endpoint."""
     _admit(key, request)
     return _json(desk.summary())
 
 
 def _admit(key: str, request: Request) -> str | None:
-    """Check the caller's key; return the session that the path, the header or the key names, if any.
+    """Check the API key, and return the session that the path, the header or the key names; None if none does.
 
     Raises:
-        Refusal: If the key is wrong, or two of them name different sessions.
+        Refusal: If the key is wrong, or path, header and key name different sessions.
     """
     headers = {name: value.decode("latin-1") for name, value in request.scope["headers"]}
     given = headers.get(b"x-api-key") or headers.get(b"authorization", "").removeprefix("Bearer ")
@@ -300,7 +300,11 @@ def _named(key: str, request: Request) -> str:
 
 
 async def _body(desk: Desk, request: Request) -> bytes:
-    """Return the body, unless it is too large or too slow."""
+    """Read the body of a request.
+
+    Raises:
+        Refusal: If the body is too large, or does not arrive in time.
+    """
     most, seconds, parts, size = desk.settings.max_body_bytes, desk.settings.body_seconds, [], 0
     try:
         async with asyncio.timeout(seconds):

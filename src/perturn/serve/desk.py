@@ -1,6 +1,6 @@
-"""The sessions of an endpoint: to which session a request belongs, how it is answered, and how sessions end.
+"""The sessions of an endpoint: find the session of a request, answer the request, and end sessions.
 
-Everything here runs in the endpoint's event loop; only the engine has its own thread.
+All code in this module runs in the endpoint's event loop. Only the engine has its own thread.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
 _ID = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
 _REMEMBERED = 10_000
-"""Sessions that ended whose end is still known."""
+"""Number of ended sessions whose names are remembered."""
 
 
 class Desk:
-    """Sessions, open and ended."""
+    """All sessions of an endpoint, open and ended."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class Desk:
         environment: str,
         seed: int,
     ) -> None:
-        """Begin without sessions; `start` must be called in the event loop."""
+        """Start without sessions; call `start` in the event loop afterwards."""
         self.engine, self.settings, self.environment = engine, settings, environment
         self.counts: Counter[str] = Counter()
         self._record, self._judge, self._seed = record, judge, seed
         self._sessions: dict[str, Session] = {}
-        self._kept: set[str] = set()  # sessions of callers in this process
+        self._kept: set[str] = set()  # sessions that a caller in this process opened
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
-        """Number of sessions that ended, number that a limit ended, and errors of failed ones."""
-        self._ends: OrderedDict[str, str] = OrderedDict()  # session -> how it ended
+        """Name of an ended session of a caller -> session, whether a limit ended it, and its error."""
+        self._ends: OrderedDict[str, str] = OrderedDict()  # name of an ended session -> reason of the end
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
         self._numbers = 0
         self._writer = ThreadPoolExecutor(1, "perturn-record")
         self._ending = 0
-        """Sessions that are being judged and recorded."""
+        """Number of sessions that are being rewarded and recorded."""
 
     def start(self) -> None:
         """Start the engine's thread, for the running event loop."""
@@ -70,13 +70,13 @@ class Desk:
         self._reads_thoughts = self._answering.abilities.reads_thoughts
         self._reward = RewardCall(self._judge, self.settings.reward_seconds) if self._judge else None
 
-    # Which session a request belongs to.
+    # Find the session of a request.
 
     def find_or_open(self, name: str, reader: Reader | None = None) -> Session:
-        """Return a session of a name, opening it if need be.
+        """Return the session of a name; open it if it is not open.
 
         Raises:
-            Refusal: If the name is strange, the session was cut, or too many are open.
+            Refusal: If the name is invalid, the session was cut, or too many sessions are open.
         """
         self.check_name(name)
         if name in self._sessions:
@@ -91,10 +91,10 @@ class Desk:
         return self.open(name, Task(name), reader=reader)
 
     def check_name(self, name: str) -> None:
-        """Reject a name that no session can have.
+        """Check the name of a session.
 
         Raises:
-            Refusal: With the allowed values.
+            Refusal: If the name has other characters than the allowed ones, or is too long.
         """
         if not _ID.fullmatch(name):
             raise Refusal(
@@ -108,7 +108,7 @@ class Desk:
         """Return an open session.
 
         Raises:
-            Refusal: If there is none of that name.
+            Refusal: If no open session has this name.
         """
         if name in self._sessions:
             return self._sessions[name]
@@ -133,7 +133,7 @@ class Desk:
         """Open a session.
 
         Raises:
-            Refusal: If it is open, its episode is recorded already, or too many sessions are open.
+            Refusal: If the session is open, its episode is already recorded, or too many sessions are open.
         """
         if name in self._sessions:
             raise Refusal(409, f"session {name!r} is open already.", "session_exists", "session")
@@ -173,13 +173,13 @@ class Desk:
         self.counts["opened"] += 1
         return session
 
-    # How a request is answered.
+    # Answer a request.
 
     def session_of(self, ask: Ask, name: str | None) -> tuple[Ask, Session]:
-        """Return the session of a request, and the request with the conversation that it names by a response.
+        """Return a request and its session; the conversation of `previous_response_id` is prepended to the request.
 
         Raises:
-            Refusal: If a message is malformed, the engine cannot do what is asked, or there is no such response.
+            Refusal: If a message is malformed, a parameter is not supported, or there is no such response.
         """
         self._answering.check(ask)
         previous = ask.extra.get("previous")
@@ -195,11 +195,11 @@ class Desk:
         else:
             session = self._sessions.get(name)
         reader = Reader() if session is None else session.reader
-        reader.read(ask)  # a session is opened by a request that can be read
+        reader.read(ask)  # before opening a session, so that a malformed request opens none
         return ask, self.find_or_open(str(name), reader) if session is None else session
 
     def _by_conversation(self, ask: Ask) -> Session:
-        """Return the session whose conversation a request without a name continues, or another one."""
+        """Return the session whose conversation a request continues; open a new session if there is none."""
         reader = Reader()
         reader.read(ask)
         key = reader.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
@@ -214,7 +214,7 @@ class Desk:
         """Answer a request, and record its turns.
 
         Raises:
-            Refusal: If it cannot be answered.
+            Refusal: If the request cannot be answered.
         """
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
@@ -251,7 +251,7 @@ class Desk:
             self._answering.token_texts(actions) if ask.logprobs else (),
         )
 
-    # What becomes of a session.
+    # End a session.
 
     async def finish(
         self,
@@ -261,25 +261,25 @@ class Desk:
         truncated: bool = False,
         error: str | None = None,
     ) -> Trajectory:
-        """End a session, judge its episode and record it, unless a caller in this process keeps the session.
+        """End a session, compute its reward, and record it unless a caller in this process opened it.
 
         Args:
-            session: Open.
-            how: In words: ended, or cut and why.
-            truncated: Whether a limit ended it.
-            error: What failed, if the episode is to count as FAILED.
+            session: Open session.
+            how: Reason of the end: `ended`, or a text that starts with `cut`.
+            truncated: Whether a limit ended the session.
+            error: Error of the episode, which is then FAILED.
 
         Raises:
-            Refusal: If it has ended meanwhile, or cannot be written; it is then still open.
+            Refusal: If the session has already ended, or cannot be recorded. A session that is not recorded stays open.
         """
         ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
         self._ending += 1
         ended.add_done_callback(self._is_ended)
-        return await asyncio.shield(ended)  # also where its client does not wait
+        return await asyncio.shield(ended)  # goes on if the client disconnects
 
     def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
         self._ending -= 1
-        ended.exception()  # whoever still waits gets it
+        ended.exception()  # marks the exception as retrieved; a waiting caller still gets it
 
     async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
         if self._sessions.get(session.id) is not session:
@@ -315,13 +315,13 @@ class Desk:
         return session.trajectory(policy=self.engine.name, environment=self.environment, **outcome)
 
     async def _judged(self, reward: RewardCall, session: Session, trajectory: Trajectory) -> Trajectory:
-        """Return the episode with the reward that a function gives it."""
+        """Return the episode with the reward from the reward function; FAILED if the function raises."""
         try:
             given = await reward.ask(trajectory)
             session.give_reward(given["reward"])
         except Closed:
             return self._trajectory(session, False, LOST)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the code of others; a bad episode is data
+        except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
             said = error.message if isinstance(error, Refusal) else told(error)
             return self._trajectory(
                 session, False, f"{type(error).__name__}: the reward function failed: {said}"
@@ -331,7 +331,7 @@ class Desk:
         return self._trajectory(session, trajectory.truncated, None)
 
     def _forget(self, session: Session) -> None:
-        """Release the state of a session."""
+        """Release all state of a session, also the engine's."""
         ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
         self._answering.forget(session.conversations, ended)
         for index in range(len(session)) if session.is_automatic else ():
@@ -351,7 +351,7 @@ class Desk:
     async def collect(
         self, name: str, reward: float | None, success: bool | None, error: str | None, truncated: bool
     ) -> Trajectory:
-        """End a session of a caller in this process, unless it has ended, and hand out its episode."""
+        """End a session of a caller in this process if it is open, and return its episode."""
         if name not in self._results:
             how = "cut: by its caller" if truncated else "ended"
             await self.finish(self.known(name), how, truncated=truncated, error=error)
@@ -363,29 +363,29 @@ class Desk:
         return self._trajectory(session, truncated or cut, error or failure)
 
     async def expire(self) -> None:
-        """Cut the sessions that take too long or have been idle for too long; once."""
+        """Cut the sessions that are too old or have been idle for too long."""
         now = time.monotonic()
         for session in list(self._sessions.values()):
-            with suppress(Refusal):  # its agent ended it meanwhile, or the disk is full: it is tried again
+            with suppress(Refusal):  # its agent has ended it, or it cannot be recorded and is tried again
                 if now - session.opened > self.settings.session_seconds:
                     await self.finish(session, "cut: it reached session_seconds", truncated=True)
                 elif not session.in_flight and now - session.touched > self.settings.idle_seconds:
                     await self.finish(session, "cut: it was idle for idle_seconds", truncated=True)
 
     async def stop(self) -> None:
-        """End everything: requests are refused, and open sessions are recorded as lost."""
+        """Stop the endpoint: reject waiting requests, and record open sessions as lost."""
         if self._reward is not None:
             self._reward.close()
         for session in list(self._sessions.values()):
-            with suppress(Refusal):  # what cannot be written is recorded by the next endpoint of the folder
+            with suppress(Refusal):  # if it cannot be recorded, the next endpoint with this folder records it
                 await self.finish(session, "lost: the endpoint was closed", error=LOST)
-        while self._ending:  # an agent ended its session at this moment
+        while self._ending:  # wait for sessions that are being recorded
             await asyncio.sleep(0.01)
         self._writer.shutdown()
         await self._loop.run_in_executor(None, self._answering.close)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts of the endpoint."""
+        """Return the counters of the endpoint as JSON data."""
         return {
             "policy": self.engine.name,
             "open": len(self._sessions),
@@ -396,5 +396,5 @@ class Desk:
 
 @lru_cache(1024)
 def _sampling(temperature: float, top_p: float, most: int) -> Sampling:
-    """Return how an answer is decoded."""
+    """Return the sampling settings of an answer; equal settings share one object."""
     return Sampling(temperature, top_p, most)

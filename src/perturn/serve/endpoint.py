@@ -1,4 +1,4 @@
-"""An endpoint that agents talk to and that records their conversations: the class, and the server around it."""
+"""The class `Endpoint`: an HTTP server through which agents call a policy, and which records their episodes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _BACKLOG = 2048
 _KEEP_ALIVE = 120
-"""Seconds that an idle connection stays open: longer than clients keep theirs."""
+"""Seconds after which an idle connection is closed; longer than the limit of common HTTP clients."""
 
 
 class Endpoint:
-    """Serves a policy through OpenAI's and Anthropic's protocols, and records each session as a trajectory.
+    """Serves a policy through OpenAI's and Anthropic's APIs, and records each session as a trajectory.
 
-    An agent program is given `url(session)` and `key` (or `session_key(session)`) and is otherwise unchanged:
+    An agent program needs only the base URL `url(session)` and an API key, `key` or `session_key(session)`:
 
         with Endpoint(engine) as endpoint:
             session = endpoint.new_session(Task("guess-7"), sample=0, seed=1)
@@ -54,28 +54,28 @@ class Endpoint:
         environment: str = "agent",
         seed: int = 0,
     ) -> None:
-        """Start to serve.
+        """Start the server in a thread.
 
         Args:
-            engine: Answers prompts; it stays open when the endpoint is closed, and must not be used elsewhere until
-                then.
-            settings: Address and limits; None: a free port of this machine.
-            key: API key that clients must know; None: a new one. It is kept in memory alone.
-            record: Folder for the episodes of sessions that clients open; None: they are not kept.
-            reward: Gives each finished episode its reward, instead of a reward that a client posts.
-            environment: Name of the agents' environment, stamped on the trajectories.
-            seed: From which sessions that clients open derive theirs.
+            engine: Engine that answers prompts. Do not use the engine elsewhere while the endpoint is open. The engine
+                stays open when the endpoint is closed.
+            settings: Address and limits; None: a free port on localhost.
+            key: API key that clients must send; None: a new random key. The key is only kept in memory.
+            record: Folder for the episodes of sessions that clients open; None: do not record them.
+            reward: Function that returns the reward of each finished episode, instead of rewards that clients post.
+            environment: Name of the agents' environment, recorded in the trajectories.
+            seed: Seed from which the seeds of sessions that clients open are derived.
 
         Raises:
-            PerturnError: If starlette or uvicorn is missing, the address is taken, or it is not of this machine and no
-                key was given.
+            PerturnError: If starlette or uvicorn is missing, the address is in use, or another machine can reach it and
+                no key was given.
         """
         for package in ("starlette", "uvicorn"):
             require_library(package, "an endpoint", "serve")
         self.settings = settings or ServeSettings()
         _check_key(key, self.settings.host)
         self.key = key or secrets.token_hex(20)
-        """API key that clients must know."""
+        """API key that clients must send."""
         socket_ = _listening(self.settings)
         try:
             self._record = None if record is None else Record(Path(record), environment)
@@ -83,7 +83,7 @@ class Endpoint:
             socket_.close()
             raise
         self.lost = self._record.lost if self._record else 0
-        """Sessions that an endpoint which was killed had left open in this folder."""
+        """Number of sessions that an earlier, killed endpoint left open in the record folder."""
         host, port = socket_.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{port}"
@@ -101,26 +101,26 @@ class Endpoint:
     def new_session(
         self, task: Task, sample: int = 0, seed: int = 0, *, sampling: Sampling | None = None
     ) -> str:
-        """Open a session for one episode; return its name.
+        """Open a session for one episode, and return the session's name.
 
-        Its episode is handed out by `end_session` and is not written to the record folder.
+        `end_session` returns the episode, which is not written to the record folder.
 
         Args:
-            task: The task that the agent is given.
-            sample: Index among the episodes of the same task.
-            seed: Of the episode; its turn k is sampled as turn k of an episode that Perturn plays itself.
-            sampling: How all of its answers are decoded; None: as the agent's requests say.
+            task: Task that the agent plays.
+            sample: Number of the episode among the episodes of the same task.
+            seed: Seed of the episode, with the same effect as in an episode that Perturn plays itself.
+            sampling: Sampling settings of all answers; None: the settings in the agent's requests.
         """
         name = secrets.token_urlsafe(12)
         self._run(lambda: self._desk.open(name, task, sample, seed, sampling=sampling, is_kept=True))
         return name
 
     def url(self, session: str | None = None) -> str:
-        """Return the base URL for OpenAI's client. Anthropic's wants it without `/v1`."""
+        """Return the base URL for OpenAI's client. Anthropic's client needs it without `/v1`."""
         return f"{self.address}/v1" if session is None else f"{self.address}/s/{session}/v1"
 
     def session_key(self, session: str) -> str:
-        """Return an API key that is good for one session alone."""
+        """Return an API key that is valid for one session only."""
         return f"{self.key}.{session}"
 
     def trajectory(self, session: str) -> Trajectory:
@@ -132,7 +132,7 @@ class Endpoint:
         return self._run(lambda: self._desk.so_far(session))
 
     def summary(self, session: str) -> dict[str, Any]:
-        """Return the answer to `GET /s/ID` for an open session: its turns and sequences, and why new ones began.
+        """Return the state of an open session, as `GET /s/ID` does: its turns, and why requests began new sequences.
 
         Raises:
             RunError: If there is no such session, or it has ended.
@@ -148,22 +148,23 @@ class Endpoint:
         error: str | None = None,
         truncated: bool = False,
     ) -> Trajectory:
-        """End a session of `new_session`; return its episode. Later requests of its agent are refused.
+        """End a session of `new_session`, and return its episode. Later requests of its agent are rejected.
 
         Args:
-            session: Its name.
-            reward: Of the episode; None: the reward that its agent posted, else 0.
-            success: Whether the task is solved; None: as its agent posted, else whether the reward is 1 or more.
-            error: What failed, such as the agent's process; the episode is then FAILED.
-            truncated: Whether a limit ended it.
+            session: Name of the session.
+            reward: Reward of the episode; None: the reward that the agent posted, or 0.
+            success: Whether the task is solved. None: the value that the agent posted, or whether the reward is at
+                least 1.
+            error: Error of the episode, such as a crash of the agent; the episode is then FAILED.
+            truncated: Whether a limit ended the session.
 
         Raises:
-            RunError: If there is no such session, or its episode was handed out before.
+            RunError: If there is no such session, or its episode was already returned.
         """
         return self._wait(self._desk.collect(session, reward, success, error, truncated))
 
     def counts(self) -> dict[str, Any]:
-        """Return the number of sessions and turns, and how sessions ended."""
+        """Return counters: open sessions, turns, and ended sessions by reason."""
         return self._run(self._desk.summary)
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ class Endpoint:
         self.close()
 
     def _run_loop(self, listening: socket.socket) -> None:
-        """Serve in an event loop of this thread: one of uvloop's where it is installed."""
+        """Run the server in an event loop of this thread; the loop is uvloop's if that is installed."""
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
             runner.run(self._serve(listening))
 
@@ -201,14 +202,14 @@ class Endpoint:
         await serving
 
     async def _expire(self) -> None:
-        """Cut sessions that take too long, now and then."""
+        """Cut sessions that exceed a time limit, at regular intervals."""
         pause = min(1.0, self.settings.idle_seconds / 4, self.settings.session_seconds / 4)
         while True:
             await asyncio.sleep(pause)
             await self._desk.expire()
 
     def _run(self, work: Callable[[], _T]) -> _T:
-        """Do something in the event loop."""
+        """Call a function in the event loop, and return its result."""
 
         async def do() -> _T:
             return work()
@@ -226,10 +227,11 @@ class Endpoint:
 
 
 def _check_key(key: str | None, host: str) -> None:
-    """Reject a key that clients cannot send, and an address of other machines without a key.
+    """Check the API key and the address.
 
     Raises:
-        ConfigError: Without the key in its text.
+        ConfigError: If other machines can reach the address and no key is given, or clients cannot send the key. The
+            message does not contain the key.
     """
     if host not in LOOPBACK:
         reader = f"an endpoint at {host} can be reached from elsewhere"
@@ -239,10 +241,10 @@ def _check_key(key: str | None, host: str) -> None:
 
 
 def _listening(settings: ServeSettings) -> socket.socket:
-    """Return a socket that listens at the address.
+    """Return a socket that listens at the address in the settings.
 
     Raises:
-        ConfigError: If that cannot be.
+        ConfigError: If the address cannot be used.
     """
     try:
         kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -257,7 +259,7 @@ def _listening(settings: ServeSettings) -> socket.socket:
 
 
 def _server(app: Any) -> uvicorn.Server:
-    """Return the HTTP server, which writes no log and leaves signals alone."""
+    """Return the HTTP server, which writes no log."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""A request and its answer, whichever protocol it came in."""
+"""Requests and answers in a form that does not depend on the provider's protocol."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perturn.types import Action
 
 
 class Refusal(Exception):
-    """A request that is not answered; each protocol has its own form for it."""
+    """Rejection of a request, which each protocol writes in its own form."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
-        """Say why.
+        """Store the reason.
 
         Args:
-            status: Of HTTP.
-            message: The fault, and the remedy.
-            code: A word for programs, such as `context_length_exceeded`.
-            param: The parameter that is at fault.
+            status: HTTP status.
+            message: Reason and remedy.
+            code: Machine-readable code, such as `context_length_exceeded`.
+            param: Name of the wrong parameter.
         """
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
@@ -27,12 +27,12 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """A request."""
+    """A request for one or more answers."""
 
     messages: Sequence[Mapping[str, Any]]
-    """The whole conversation, in the form of chat completions."""
+    """The whole conversation, in the format of chat completions."""
     model: str
-    """The name that the client gave; the endpoint has one policy."""
+    """Model name in the request. The name has no effect, since the endpoint serves one policy."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 1.0
@@ -44,53 +44,57 @@ class Ask:
     response_format: Mapping[str, Any] | None = None
     logprobs: bool = False
     reads_calls: bool = True
-    """Whether calls in an answer are calls, rather than text."""
+    """Whether tool calls in an answer are parsed; otherwise they stay text."""
     stream: bool = False
     param: str = "messages"
-    """Name of the parameter that holds the messages."""
+    """Name of the request's parameter with the messages, for error messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values that only the protocol's own answer needs."""
+    """Further values that the protocol needs to write its answer."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call as a client gets it."""
+    """A tool call in the form that clients get."""
 
     id: str
     name: str
     arguments: str
-    """JSON text."""
+    """Arguments as JSON text."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer as a client gets it."""
+    """One answer in the form that clients get."""
 
     action: Action
+    """Action as the engine returned it, which is recorded."""
     text: str
-    """Without the text that stopped it."""
+    """Text of the answer, without the stop text."""
     calls: tuple[Call, ...]
+    """Tool calls of the answer."""
     stopped_by: str | None
-    """The text that stopped it; None: the policy ended its turn, or the token limit did."""
+    """Stop text that ended the answer; None if the policy ended its turn or the token limit was reached."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit ended it."""
+        """Whether the token limit ended the answer."""
         return not self.action.ended and self.stopped_by is None
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answers to one request."""
+    """All answers to one request."""
 
     id: str
-    """Identity, with which a reward names the turn."""
+    """Id of the response. A posted reward names its turn by this id."""
     model: str
+    """Model name in the request."""
     created: int
+    """Time of the answer, in Unix seconds."""
     answers: tuple[Answer, ...]
     prompt_tokens: int
-    """Tokens of the prompt; 0 where the engine does not say."""
+    """Number of tokens of the prompt; 0 if the engine does not report it."""
     answer_tokens: int
-    """Tokens of all answers; 0 where the engine does not say."""
+    """Number of tokens of all answers; 0 if the engine does not report it."""
     token_texts: tuple[tuple[str, ...], ...] = ()
-    """Text of each sampled token of each answer, where log-probabilities were asked for."""
+    """Text of each sampled token `[answers][tokens]`; empty if the request does not ask for log-probabilities."""

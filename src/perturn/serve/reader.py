@@ -1,6 +1,6 @@
-"""Conversations of requests in our form.
+"""Parse the conversations in requests.
 
-A client sends its whole conversation with each request. What is known of it is not read again.
+A client sends its whole conversation with each request. Messages that were parsed in the last request are reused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ _KEYS = {
     "assistant": {"role", "content", "reasoning_content", "tool_calls"},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
-"""Keys of a message that are read, by role."""
+"""Role -> keys of a message that are kept."""
 _OTHERS = {"role", "content", "name"}
+"""Keys of a message of any other role that are kept."""
 _PLAIN = ("system", "user", "assistant")
-"""Roles of messages that are in our form if they hold a text and nothing else."""
+"""Roles of messages that need no parsing if their only content is a text."""
 
 
 class Reader:
-    """Reads the requests of one session, and finds their places among its turns."""
+    """Parser of one session's requests, which also finds the recorded turn that a request continues."""
 
     def __init__(self) -> None:
         self._ask: Ask | None = None
@@ -35,16 +36,16 @@ class Reader:
         self._known = 0
 
     def read(self, ask: Ask) -> None:
-        """Read the messages of a request.
+        """Parse the messages of a request.
 
         Raises:
-            Refusal: If one holds something else than text and calls.
+            Refusal: If a message contains anything but text and tool calls.
         """
         known = self._common(ask.messages)
         try:
             fresh = read_conversation(ask.messages[known:], ask.param)
         except Refusal:
-            read_conversation(ask.messages, ask.param)  # names the message by its place in the whole
+            read_conversation(ask.messages, ask.param)  # raises with the message's index in the whole request
             raise
         self._messages = [*self._messages[:known], *fresh]
         if self._ask is None or (self._ask.tools, self._ask.template_kwargs) != (
@@ -55,7 +56,7 @@ class Reader:
         self._ask, self._known = ask, known
 
     def position(self, sequences: Sequences) -> Position:
-        """Find the place of the request that was read last."""
+        """Return which recorded turn the last parsed request continues."""
         assert self._ask is not None
         self._position = sequences.position(
             self._messages, self._ask.tools, self._ask.template_kwargs, self._position, self._known
@@ -63,9 +64,12 @@ class Reader:
         return self._position
 
     def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many messages need no second reading: all before the last shared answer, or before a new one."""
+        """Return the number of leading messages that were parsed in the last request and can be reused.
+
+        Parsing restarts at an assistant message, since tool results belong to the calls before them.
+        """
         before = self._ask.messages if self._ask else ()
-        if len(before) != len(self._messages):  # some were joined
+        if len(before) != len(self._messages):  # parsing has merged messages
             return 0
         pairs = enumerate(zip(before, messages, strict=False))
         alike = next((index for index, (old, new) in pairs if old != new), min(len(before), len(messages)))
@@ -77,10 +81,10 @@ class Reader:
 
 
 def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[Message]:
-    """Read the messages of a request in our form.
+    """Parse the messages of a request.
 
     Raises:
-        Refusal: If a message holds something else than text and calls.
+        Refusal: If a message contains anything but text and tool calls.
     """
     if all(map(_is_plain, messages)):
         return [dict(message) for message in messages]
@@ -100,14 +104,14 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
-    """Return whether a message is in our form already, as most are: a text alone."""
+    """Return whether a message needs no parsing, since its only content is a text; this is the common case."""
     content = message.get("content")
     has_no_more = len(message) == 2 and message.get("role") in _PLAIN
     return has_no_more and isinstance(content, str) and is_unicode(content)
 
 
 def continued(before: Sequence[Message], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a conversation with new messages; a system text among them takes the place of the one before."""
+    """Append new messages to a conversation; a system message at their start replaces the conversation's own."""
     if messages and messages[0].get("role") == "system":
         later = before[1:] if before[0]["role"] == "system" else before
         return [messages[0], *later, *messages[1:]]

@@ -1,4 +1,4 @@
-"""Sessions on disk: a trajectory for each that ended, and a note of each that is open."""
+"""Record sessions on disk: a trajectory for each ended session, and a note for each opened session."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from perturn.io.read_input import complete_lines, parse_object
 from perturn.types import Status, Task, Trajectory
 
 LOST = "SessionLost: the endpoint ended before the session did."
-"""Error of an episode whose session was open when the endpoint ended."""
+"""Error in the trajectory of a session that was open when the endpoint ended."""
 
 
 class Record:
-    """A folder that sessions are recorded in; one endpoint at a time writes it."""
+    """A folder in which one endpoint at a time records its sessions."""
 
     def __init__(self, folder: Path, environment: str) -> None:
-        """Open the folder, making it if there is none.
+        """Open the folder, or make it.
 
-        Sessions that a killed endpoint left open are recorded as FAILED, without turns.
+        Sessions that a killed endpoint left open are recorded as FAILED trajectories without turns.
 
         Raises:
-            PerturnError: If another endpoint records there, it is the folder of a run, or a file is malformed.
+            PerturnError: If another endpoint uses the folder, it is a run folder, or a file is malformed.
         """
         paths = RunPaths(folder)
         if paths.is_run and not paths.is_recorded:
@@ -49,13 +49,13 @@ class Record:
             self._notes = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
     def sample_of(self, task: str) -> int:
-        """Return the first sample of a task that is not taken yet, and take it."""
+        """Reserve the next free sample number of a task, and return it."""
         sample = self._samples.get(task, 0)
         self.take(task, sample)
         return sample
 
     def take(self, task: str, sample: int) -> bool:
-        """Take a sample of a task; return whether no session has it or had it."""
+        """Reserve a sample number of a task; return False if a session has or had it already."""
         if (task, sample) in self._taken:
             return False
         self._taken.add((task, sample))
@@ -63,16 +63,16 @@ class Record:
         return True
 
     def begun(self, task: Task, sample: int, seed: int) -> None:
-        """Note that a session was opened, so that a kill leaves a trace of it."""
+        """Write a note that a session was opened, so that it is not forgotten if the process is killed."""
         line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
         with writing(self._file):
             append_whole(self._notes, line.encode() + b"\n")
 
     def ended(self, trajectory: Trajectory) -> None:
-        """Store an episode; on return it is on the disk.
+        """Store an episode. On return, it is on the disk.
 
         Raises:
-            StorageError: If it cannot be written; it may be tried again.
+            StorageError: If the episode cannot be written. The caller may try again.
         """
         if self._is_broken:
             self._store = TrajectoryStore(self.episodes)
@@ -80,16 +80,16 @@ class Record:
         try:
             self._store.append(trajectory)
         except StorageError:
-            self._is_broken = True  # the store has closed itself, since what it wrote may be torn
+            self._is_broken = True  # the store has closed itself, since its last line may be incomplete
             raise
 
     def close(self) -> None:
-        """Release the files."""
+        """Close the files."""
         self._store.close()
         os.close(self._notes)
 
     def _mark_lost(self) -> int:
-        """Record the sessions that have a note and no trajectory; return how many."""
+        """Record a FAILED trajectory for each session with a note but no trajectory; return their number."""
         file, lost = self._file, 0
         if not file.is_file():
             return 0

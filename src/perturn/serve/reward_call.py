@@ -1,4 +1,4 @@
-"""The reward function of an endpoint, which is called for one episode at a time, with a time limit."""
+"""Call the reward function of an endpoint, for one episode at a time and with a time limit."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 from perturn.types import Trajectory
 
 Judge = Callable[[Trajectory], float | Mapping[str, Any]]
-"""Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
+"""Function that returns the reward of an episode, or `{"reward": ..., "success": ...}`."""
 _Outcome = tuple[Any, BaseException | None]
 
 
 class Closed(Exception):
-    """The endpoint was closed while a reward function worked."""
+    """The endpoint was closed before the reward function returned."""
 
 
 class RewardCall:
-    """Asks a reward function.
+    """Caller of a reward function.
 
-    A function that hangs cannot be ended, so each call has its own thread, which dies with this process.
+    Each call runs in a daemon thread of its own, since a function that hangs cannot be stopped.
     """
 
     def __init__(self, judge: Judge, seconds: float) -> None:
-        """Ask nothing yet; it must be made in the event loop.
+        """Store the function. This object must be made in the event loop.
 
         Args:
-            judge: Is called in another thread.
-            seconds: Time of a call.
+            judge: Reward function, which is called in another thread.
+            seconds: Time limit of a call, in seconds.
         """
         self._judge, self._seconds = judge, seconds
         self._loop = asyncio.get_running_loop()
@@ -39,11 +39,13 @@ class RewardCall:
         self._turn = asyncio.Lock()
 
     async def ask(self, trajectory: Trajectory) -> Mapping[str, Any]:
-        """Return `reward`, and perhaps `success`, of an episode; exceptions of the function are raised here.
+        """Return a mapping with the `reward` and optionally the `success` of an episode.
+
+        Exceptions of the function are raised here.
 
         Raises:
-            TimeoutError: If the function takes too long.
-            Closed: If the endpoint is closed first.
+            TimeoutError: If the function exceeds the time limit.
+            Closed: If the endpoint is closed before the function returns.
         """
         async with self._turn:
             if self._closing.done():
@@ -69,20 +71,20 @@ class RewardCall:
             self._closing.set_result(None)
 
     def _tell(self, said: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
-        """Report the result of a call in the event loop, if the loop is still waiting."""
+        """Set the result of a call from its thread, if the event loop still waits for it."""
 
         def settle() -> None:
             if not said.done():
                 said.set_result(outcome)
 
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(settle)
 
 
 def _call(work: Callable[[], Any], tell: Callable[[_Outcome], None]) -> None:
-    """Do some work, and tell its result or its error."""
+    """Call a function, and pass its result or its exception to `tell`."""
     try:
         outcome: _Outcome = work(), None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  the code of others
+    except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
         outcome = None, error
     tell(outcome)

@@ -1,1 +1,1 @@
-"""Environment `agent`: a program of the user's, unchanged, that plays through an OpenAI-compatible endpoint."""
+"""Environment `agent`: the user's own agent program, which calls the policy at an OpenAI-compatible endpoint."""

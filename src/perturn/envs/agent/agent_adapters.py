@@ -1,4 +1,4 @@
-"""Adapters: files that play the tasks of another library in the interpreter which has it."""
+"""Adapters to other libraries: files that list and play a library's tasks in an interpreter that has the library."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ _FOLDER = Path(__file__).with_name("adapters")
 ADAPTERS: Mapping[str, str] = {
     name: str(_FOLDER / f"{name}_adapter.py") for name in ("inspect", "openenv", "verifiers")
 }
-"""Files by the name that recipes use. Each has `tasks(source)` and `async rollout(task, client)`."""
+"""Name of an adapter in recipes -> its file, which defines `tasks(source)` and `async rollout(task, client)`."""
 _LIST_S = 600.0
-"""Seconds that a library may take to list its tasks."""
+"""Time limit for listing the tasks of a library, in seconds."""
 
 
 def adapter_file(name: str) -> str:
-    """Return the file of an adapter: of a name, or a file of the user's own.
+    """Return the file of an adapter.
+
+    Args:
+        name: Name in `ADAPTERS`, or the path of the user's own adapter file, which is returned unchanged.
 
     Raises:
-        ConfigError: If there is no such adapter.
+        ConfigError: If the name is neither.
     """
     if name.endswith(".py") and Path(name).is_file():
         return name
@@ -39,16 +42,18 @@ def adapter_file(name: str) -> str:
 def adapted_rows(
     python: str | None, name: str, sources: tuple[str, ...], passed: tuple[str, ...]
 ) -> Mapping[str, Sequence[Any]]:
-    """Return the rows of each source, as `tasks` next to a function lists them; without sources, only import it.
+    """Return the rows that an adapter's `tasks(source)` lists in its own interpreter, by source.
+
+    Without sources, the call only checks that the function can be imported.
 
     Args:
-        python: Interpreter; None: this one.
-        name: Of the function, as `file.py:rollout`.
-        sources: What `tasks` is called with.
-        passed: Variables of this process with secrets that the interpreter gets.
+        python: Path of the interpreter; None: the current one.
+        name: Function that plays a task, as `file.py:rollout`. `tasks` is defined in the same file.
+        sources: Arguments with which `tasks` is called, one after the other.
+        passed: Names of environment variables with secrets to pass to the interpreter.
 
     Raises:
-        ConfigError: If the function cannot be imported, or tasks cannot be listed.
+        ConfigError: If the function cannot be imported, or the tasks cannot be listed.
     """
     command = function_program("list", python, name, *sources)
     with within(f"environment: {name} cannot be asked for its tasks: ", OSError, subprocess.TimeoutExpired):

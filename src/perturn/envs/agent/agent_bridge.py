@@ -1,7 +1,7 @@
-"""The endpoint of the agents that a run plays: the episodes themselves answer, so that the loop need not change.
+"""Connect agents' HTTP requests to the episodes of a run.
 
-A run's engine answers the prompts of many episodes together. An agent's request waits here until its episode has been
-sent the answer.
+An agent sends a request to the endpoint of this process. The request waits while its episode yields the prompt to the
+run's engine, which answers the prompts of many episodes in a batch. The episode then passes the answer back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory
 
 _LONG = 10.0**7
-"""Seconds after which the endpoint would end a session; its episode has its own limits."""
+"""Time limits of the endpoint, in seconds. The limits are large, since an episode has its own limits."""
 _SETTINGS = ServeSettings(
     max_body_bytes=64 * 2**20,
     max_sessions=100_000,
@@ -30,7 +30,7 @@ _SETTINGS = ServeSettings(
 
 
 class Question:
-    """A request that waits for its answer."""
+    """An agent's request that waits for the policy's answer."""
 
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
@@ -38,7 +38,13 @@ class Question:
         self.prompt_tokens = self.answer_tokens = 0
 
     def answer(self, answer: Action | PerturnError, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
-        """Answer it, with the number of tokens that were read and written; or refuse it with the error."""
+        """Set the answer, or an error that rejects the request.
+
+        Args:
+            answer: Action of the policy, or the error.
+            prompt_tokens: Number of tokens of the prompt.
+            answer_tokens: Number of tokens of the answer.
+        """
         self.prompt_tokens, self.answer_tokens = prompt_tokens, answer_tokens
         if isinstance(answer, Action):
             self.answered.set_result(answer)
@@ -47,7 +53,7 @@ class Question:
 
 
 class _Episodes:
-    """An engine whose answers come from the episodes that are being played."""
+    """An engine that forwards each prompt to the running episode of its session and waits for the answer."""
 
     name = "policy"
 
@@ -62,7 +68,7 @@ class _Episodes:
         self._lock = threading.Lock()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Wait for the answers of the episodes. The sampling of the run holds, whatever a request asks for."""
+        """Return the episodes' answers. The argument `sampling` is ignored, since the run's settings apply."""
         asked = [self._ask(prompt) for prompt in prompts]
         found: list[Action | EngineFailure] = []
         for each in asked:
@@ -71,7 +77,7 @@ class _Episodes:
                 self._prompt_tokens[each.prompt.conversation] = each.prompt_tokens
                 self._answer_tokens[each.prompt.conversation] = each.answer_tokens
             except PerturnError as error:
-                found.append(error)  # type: ignore[arg-type]  # the endpoint takes each of ours as a refusal
+                found.append(error)  # type: ignore[arg-type]  # the endpoint rejects the request with any PerturnError
         return found
 
     def _ask(self, prompt: Prompt) -> Question:
@@ -88,12 +94,12 @@ class _Episodes:
         return asked
 
     def begin(self, session: str, tell: Callable[[Question], None]) -> None:
-        """Tell of the requests of a session from now on."""
+        """Start a session: from now on, call `tell` with each of its requests."""
         with self._lock:
             self.of_session[session], self._open[session] = tell, set()
 
     def end(self, session: str) -> None:
-        """End the episode: requests that still wait are rejected."""
+        """End a session and reject the requests that still wait."""
         with self._lock:
             del self.of_session[session]
             waiting = self._open.pop(session)
@@ -101,23 +107,23 @@ class _Episodes:
             asked.answer(EngineFailure("the episode of this session is over."))
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation that has ended."""
+        """Delete the token counts of a conversation that has ended."""
         self._prompt_tokens.pop(conversation, None)
         self._answer_tokens.pop(conversation, None)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since this engine holds no resources."""
 
 
 class Line:
-    """The session of one episode."""
+    """The endpoint's session for one episode of an agent."""
 
     def __init__(self, endpoint: Endpoint, episodes: _Episodes, session: str) -> None:
         self._endpoint, self._episodes, self._session = endpoint, episodes, session
         self.url = endpoint.url(session).removesuffix("/v1")
-        """Address of the session, under which are `v1` and `reward`."""
+        """Base URL of the session; the paths below it are `v1` and `reward`."""
         self.key = endpoint.session_key(session)
-        """API key that its requests must have."""
+        """API key that the agent's requests must carry."""
 
     def is_rewarded(self) -> bool:
         """Return whether the agent has posted a reward."""
@@ -134,13 +140,14 @@ class Line:
         error: str | None = None,
         truncated: bool = False,
     ) -> Trajectory:
-        """End the session; return its recording.
+        """End the session and return its trajectory.
 
         Args:
-            reward: Of the episode; None: the reward that the agent posted, else 0.
-            success: Whether the task is solved; None: as the agent posted, else whether the reward is 1 or more.
-            error: Why the episode has FAILED; None if it has not.
-            truncated: Whether a limit ended it.
+            reward: Reward of the episode; None: the reward that the agent posted, or 0.
+            success: Whether the task is solved. None: the value that the agent posted, or whether the reward is at
+                least 1.
+            error: Reason why the episode is marked FAILED; None if it is not.
+            truncated: Whether a limit ended the episode.
         """
         self._episodes.end(self._session)
         return self._endpoint.end_session(
@@ -149,14 +156,14 @@ class Line:
 
 
 class Bridge:
-    """One endpoint for all agents of a process."""
+    """The endpoint that all agents of a process share."""
 
     def __init__(self) -> None:
         self._episodes = _Episodes()
         self._endpoint = Endpoint(self._episodes, _SETTINGS)
 
     def open(self, task: Task, sample: int, seed: int, ask: Callable[[Question], None]) -> Line:
-        """Open a session; `ask` is called with each of its requests, in any thread."""
+        """Open a session for an episode; the endpoint then calls `ask` with each request, from any thread."""
         session = self._endpoint.new_session(task, sample, seed)
         self._episodes.begin(session, ask)
         return Line(self._endpoint, self._episodes, session)
@@ -167,7 +174,7 @@ _lock = threading.Lock()
 
 
 def open_bridge() -> Bridge:
-    """Return the endpoint of the agents of this process, which is started with the first of them."""
+    """Return the shared endpoint of this process. The first call starts it."""
     global _bridge
     with _lock:
         if _bridge is None:

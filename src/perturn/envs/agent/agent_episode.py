@@ -1,4 +1,4 @@
-"""One episode of an agent: its process asks, and the episode yields each question as a prompt."""
+"""One episode of an agent: yield each of the agent's requests as a prompt, and pass the policy's answers back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perturn.io.plain_data import mismatch
 from perturn.types import Action, Prompt
 
 _GRACE_S = 10.0
-"""Seconds that an agent has to end once it is answered no more."""
+"""Time that an agent has to exit after a limit is reached and its requests are rejected, in seconds."""
 _REWARD = 'print a JSON line such as {"reward": 1.0} last, return it, or POST it to $PERTURN_SESSION/reward'
 
 
@@ -27,42 +27,44 @@ class Limits:
     """Limits of an episode."""
 
     turns: int
-    """Answers to the agent."""
+    """Largest number of answers to the agent."""
     tokens: int | None
-    """Tokens of all answers; None: any number."""
+    """Number of tokens of all answers after which the episode ends; None: no limit."""
     seconds: float
-    """Seconds in which the agent works, without those in which it waits for the policy."""
+    """Largest running time of the agent, in seconds, without the time it waits for the policy."""
 
 
 class Conversation:
-    """The questions of an agent, answered one after the other until it ends or a limit is reached."""
+    """The requests of an agent, answered one after the other until the agent exits or a limit is reached."""
 
     def __init__(self, limits: Limits, abilities: EngineAbilities) -> None:
-        """Start before the first request.
+        """Make the queue of requests.
 
         Args:
-            limits: Of the episode.
-            abilities: Of the engine that answers.
+            limits: Limits of the episode.
+            abilities: Abilities of the engine that answers; its token counts are read.
         """
         self.asked: SimpleQueue[Question | None] = SimpleQueue()
-        """Questions; None: the agent has ended."""
+        """Requests of the agent; None means that the agent has exited."""
         self.turns = 0
         self.reached = ""
-        """The limit that was reached, in words."""
+        """Description of the limit that was reached; empty if none was."""
         self.is_full = False
-        """Whether the newest question filled the model's context."""
+        """Whether the newest request was too long for the model's context window."""
         self._limits, self._abilities = limits, abilities
         self._tokens = 0
         self._left = limits.seconds
 
     def hold(self, job: Job) -> Generator[Prompt, Action, None]:
-        """Yield each question as a prompt, until the agent ends or must be ended.
+        """Yield each request as a prompt and answer it with the action that is sent back, until the agent exits.
+
+        After a limit, requests are rejected, and the agent has some seconds to exit.
 
         Args:
-            job: The episode, whose conversation the engine knows all prompts under.
+            job: The episode. The engine knows all prompts of the episode by `job.conversation`.
 
         Raises:
-            EnvironmentFailure: If the agent takes too long.
+            EnvironmentFailure: If the agent exceeds the time limit.
             EngineFailure: If the policy cannot answer.
         """
         while (question := self._next()) is not None:
@@ -99,7 +101,7 @@ class Conversation:
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
 
     def _next(self) -> Question | None:
-        """Return the next question; None: the agent has ended, or it is ended since it does not after a limit."""
+        """Wait for the next request; return None if the agent has exited, or does not exit in time after a limit."""
         began = time.monotonic()
         try:
             return self.asked.get(timeout=max(0.0, self._left))
@@ -114,7 +116,7 @@ class Conversation:
             self._left -= time.monotonic() - began
 
     def _reached(self) -> str:
-        """Return the limit that the episode has reached, in words; empty if none."""
+        """Return a sentence on the limit that the episode has reached; empty if none."""
         if self.turns >= self._limits.turns:
             return f"the episode has reached protocol.max_turns={self._limits.turns}"
         if self._limits.tokens is not None and self._tokens >= self._limits.tokens:
@@ -123,10 +125,10 @@ class Conversation:
 
 
 def settle(process: AgentProcess, held: Conversation, line: Line) -> dict[str, Any]:
-    """Return how an episode ended, once its agent has, as `Line.finish` takes it.
+    """Return the outcome of an episode after its agent has ended, as keyword arguments of `Line.finish`.
 
     Raises:
-        EnvironmentFailure: If the agent crashed, asked nothing, or gave no reward that is one.
+        EnvironmentFailure: If the agent crashed, made no request, or gave no valid reward.
     """
     is_cut = bool(held.reached) or held.is_full
     if process.code != 0 and not (is_cut and held.turns):
@@ -144,10 +146,10 @@ def settle(process: AgentProcess, held: Conversation, line: Line) -> dict[str, A
 
 
 def _reward(given: Any) -> dict[str, Any]:
-    """Return reward and success that an agent's last line says; empty if it is another line.
+    """Return the reward and success in the value that an agent printed or returned; empty if it holds no reward.
 
     Raises:
-        EnvironmentFailure: If the reward is none.
+        EnvironmentFailure: If the reward is not finite or is too large.
     """
     success = None
     if isinstance(given, Mapping):
@@ -157,7 +159,7 @@ def _reward(given: Any) -> dict[str, Any]:
         return {}
     if abs(given) > 1e100 or not math.isfinite(
         given
-    ):  # in this order: no float is as large as a whole number may be
+    ):  # in this order, since a large int cannot be converted to float
         raise EnvironmentFailure(
             f"reward of the agent: {mismatch('a number of at most 1e100', given)}; {_REWARD}."
         )

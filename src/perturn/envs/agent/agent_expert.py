@@ -1,4 +1,4 @@
-"""The expert of an agent: a stronger model that answers the same program."""
+"""The expert of environment `agent`: a stronger model behind an API that answers the same agent program."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from perturn.rules import Sampling
 from perturn.types import Engine, Trajectory
 
 _open: dict[str, tuple[Engine, int]] = {}
-"""Engines by their settings and folder, each with the number of experts that share it: one ledger, and one budget."""
+"""Settings and folder -> engine and number of experts that share it, and so share its cost record and budget."""
 _lock = threading.Lock()
 _OWN = ("model", "temperature", "top_p", "max_new_tokens")
-"""Settings of the expert, besides the settings of its engine."""
+"""Settings that the engine does not know: the model and the sampling."""
 
 
 class Expert:
-    """A model behind an API whose episodes are the expert's."""
+    """A model behind an API that plays expert episodes."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Check the settings; nothing is sent yet.
+        """Check the settings without sending a request.
 
         Args:
-            settings: `model`, how it decodes, and the settings of engine `api`.
+            settings: `model`, sampling settings such as `temperature`, and the settings of engine `api`.
 
         Raises:
-            ConfigError: If one is wrong.
+            ConfigError: If a setting is wrong.
         """
         check_type(
             "environment.expert.model", settings.get("model"), str, "the name of a model at its server"
@@ -49,11 +49,11 @@ class Expert:
         self._key: str | None = None
 
     def play(self, begin: Callable[[], Episode], folder: Path | None) -> Trajectory:
-        """Play an episode whose prompts the expert answers.
+        """Play an episode with the expert's answers and return its trajectory.
 
         Args:
-            begin: Begins the episode.
-            folder: Folder of paid answers; None: in memory.
+            begin: Function that starts the episode and returns its generator of prompts.
+            folder: Folder that caches paid answers; None: cache in memory.
         """
         engine = self._opened(folder)
         steps = begin()
@@ -69,7 +69,7 @@ class Expert:
         return played
 
     def close(self) -> None:
-        """Release its connections, unless another expert still uses them."""
+        """Close the engine's connections, unless another expert still uses the engine."""
         with _lock:
             key, self._key = self._key, None
             if key is None:

@@ -1,8 +1,7 @@
-"""A program that runs functions of the user's: it lists tasks, or forks a process for each episode.
+"""A script that runs the user's functions: it lists tasks, or forks a process for each episode.
 
-It is started by its path, in the interpreter that the functions need. So it uses the standard library and OpenAI's
-client alone, and nothing of Perturn. The module of the functions is imported once, and the process that is forked plays
-nothing itself.
+The script runs in the interpreter that the functions need. So it imports only the standard library and OpenAI's client,
+and nothing of Perturn. The user's module is imported once. Episodes run only in the forked processes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def main(job: str, folders: str, name: str, *given: str) -> None:
     """List tasks, or play episodes.
 
     Args:
-        job: `list` or `serve`.
-        folders: JSON of the folders to import from; null: the folders of this interpreter, and the current folder.
-        name: Of the function, as `module:rollout` or `file.py:rollout`.
-        *given: Sources of tasks, or descriptors.
+        job: `list` prints the tasks, and `serve` plays episodes.
+        folders: JSON list for `sys.path`; null: the interpreter's own `sys.path` and the current folder.
+        name: Function, as `module:rollout` or `file.py:rollout`.
+        *given: For `list`, sources of tasks. For `serve`, the two file descriptors of `_serve`.
     """
     sys.path[:] = json.loads(folders) or ["", *sys.path[1:]]
     module, _, attribute = name.partition(":")
@@ -52,18 +51,20 @@ def _list(module: str, attribute: str, sources: tuple[str, ...]) -> None:
 
 
 def _serve(name: str, rollout: Any, control: int, lifeline: int) -> None:
-    """Fork for each order, until the other side hangs up.
+    """Fork a process for each episode that is requested through a socket, and send back the process id.
+
+    The function returns when the parent closes the socket.
 
     Args:
-        name: Of the function.
+        name: Name of the function, for error messages.
         rollout: The function.
-        control: Descriptor of the socket that orders come from.
-        lifeline: Descriptor that ends with the parent.
+        control: File descriptor of the socket. A message is the path of an episode's `order` file; see `_play`.
+        lifeline: File descriptor of a socket that closes when the parent dies.
     """
-    import openai  # noqa: F401  once, and not in each fork
+    import openai  # noqa: F401  imported here once, so that no fork has to
 
     _module(_DIE_WITH_PARENT).die_with_parent(lifeline)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that ended are reaped
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps forks that have ended
     orders = socket.socket(fileno=control)
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, 4096, 5)
@@ -80,7 +81,14 @@ def _serve(name: str, rollout: Any, control: int, lifeline: int) -> None:
 
 
 def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
-    """Play one episode in a fork, and end it."""
+    """Play one episode in a forked process, write its exit code to the last descriptor, and exit.
+
+    Args:
+        name: Name of the function, for error messages.
+        rollout: The function.
+        order: JSON file with the environment variables and the memory limit in bytes.
+        descriptors: File descriptors of standard input, output and error, of the lifeline, and of the exit code's pipe.
+    """
     code = 1
     *streams, lifeline, status = descriptors
     parent = _module(_DIE_WITH_PARENT)
@@ -106,7 +114,7 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
         code = error.code if isinstance(error.code, int) else 1
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr, flush=True)
-    except BaseException:  # noqa: BLE001  an agent is code of others; the episode says how it ended
+    except BaseException:  # noqa: BLE001  an agent is user code and may raise anything; the episode reports it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -126,7 +134,7 @@ async def _rollout(name: str, rollout: Any, task: dict[str, Any]) -> object:
 
 
 def _seed(seed: int) -> None:
-    """Seed the generators that all forks would else have in one state."""
+    """Seed the global generators of Python and NumPy, since all forks inherit the same state."""
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -134,7 +142,7 @@ def _seed(seed: int) -> None:
 
 
 def _load(module: str) -> ModuleType:
-    """Import a module by its dotted name or by its file, whose folder is then searched too."""
+    """Import a module by its dotted name or file; the file's folder is put on `sys.path`."""
     if module.endswith(".py"):
         file = Path(os.path.abspath(module))
         sys.path.insert(0, str(file.parent))
@@ -145,7 +153,7 @@ def _load(module: str) -> ModuleType:
 
 
 def _module(file: Path) -> ModuleType:
-    """Import a file; if its name is the name of a loaded module, it gets another name."""
+    """Import a file as a module; if a module of that name is already loaded, choose another name."""
     name = f"{file.stem}@{file.parent}" if file.stem in sys.modules else file.stem
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

@@ -1,7 +1,7 @@
-"""Two ways to start an agent: a command as a new process, a function as a fork of a process that imported it.
+"""Two ways to start an agent: a command as a new process, or a function as a fork of a process that has imported it.
 
-A fork costs a hundredth of the time of an interpreter that imports OpenAI's client. The process that is forked runs no
-agent itself, so that each episode begins with a freshly imported module.
+A fork takes a hundredth of the time of a new interpreter that imports OpenAI's client. The parent process of the forks
+runs no agent itself. So each episode starts from an unused copy of the module.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from perturn.envs.agent import agent_function
 from perturn.errors import EnvironmentFailure
 
 _START_S = 300.0
-"""Seconds that a module may take to be imported."""
+"""Time limit for importing the function's module, in seconds."""
 
 
 @dataclass(frozen=True)
 class Streams:
-    """File descriptors that an agent gets, and that its starter closes on this side."""
+    """File descriptors for an agent. The caller closes its own copies after the start."""
 
     given: int
-    """Its standard input: the task."""
+    """Standard input, from which the agent reads the task."""
     out: int
+    """Standard output."""
     err: int
+    """Standard error."""
     lifeline: int
-    """Ends with this process, and the agent with it."""
+    """Socket that closes when this process ends; the agent is then killed."""
 
 
 class Running(Protocol):
-    """An agent that was started, the leader of its own session and process group."""
+    """A running agent; its process leads its own session and process group."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Return its exit code, negative where a signal ended it; None while it runs."""
+        """Return the exit code, or minus the number of the signal that killed the agent; None while it runs."""
         ...
 
 
@@ -55,28 +57,28 @@ class Launch(Protocol):
     """A way to start an agent."""
 
     def __call__(self, streams: Streams, variables: Mapping[str, str], memory: int, folder: Path) -> Running:
-        """Start it.
+        """Start an agent.
 
         Args:
-            streams: Its descriptors.
-            variables: Its environment.
-            memory: Bytes of memory of each of its processes; 0: no limit.
-            folder: For files of this episode.
+            streams: File descriptors for the agent.
+            variables: Environment variables of the agent.
+            memory: Memory limit of each process of the agent, in bytes; 0: no limit.
+            folder: Folder for files of this episode.
 
         Raises:
-            EnvironmentFailure: If it cannot be started.
+            EnvironmentFailure: If the agent cannot be started.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line."""
+    """Starts an agent that is a command line."""
 
     program: Sequence[str]
 
     def __call__(self, streams: Streams, variables: Mapping[str, str], memory: int, folder: Path) -> Running:
-        """Start it as a new process."""
+        """Start the command as a new process."""
         wrapped = [sys.executable, "-I", "-S", die_with_parent.__file__, str(streams.lifeline), str(memory)]
         try:
             return subprocess.Popen(
@@ -95,21 +97,21 @@ class Command:
 
 
 class Function:
-    """A function that agents are runs of; agents of one process share the process that they are forks of."""
+    """Starts an agent that is a function. Each episode calls it in a fork of a process that has imported its module."""
 
     def __init__(self, name: str, python: str | None = None) -> None:
-        """Start without importing anything.
+        """Store the settings; the first call starts the shared process, which imports the module.
 
         Args:
-            name: Of the function, as `module:rollout` or `file.py:rollout`.
-            python: Interpreter that it needs; None: this one.
+            name: Function, as `module:rollout` or `file.py:rollout`.
+            python: Path of the interpreter that the function needs; None: the current one.
         """
         self._name, self._python = name, python
         self._server: subprocess.Popen[bytes] | None = None
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, streams: Streams, variables: Mapping[str, str], memory: int, folder: Path) -> Running:
-        """Start it as a fork."""
+        """Start an episode's process as a fork of the shared process."""
         order = folder / "order.json"
         order.write_text(json.dumps({"variables": dict(variables), "memory": memory}), encoding="utf-8")
         status, theirs = os.pipe()
@@ -146,7 +148,7 @@ class Function:
             self._server = subprocess.Popen(
                 function_program("serve", self._python, self._name, *map(str, passed)),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # an import of this module here has printed the same
+                stdout=subprocess.DEVNULL,  # the user saw this output when the settings were checked
                 pass_fds=passed,
                 start_new_session=True,
             )
@@ -160,18 +162,18 @@ class Function:
 
 @cache
 def function_of(name: str, python: str | None = None) -> Function:
-    """Return the function of a name, `module:rollout` or `file.py:rollout`, in an interpreter."""
+    """Return the `Function` of a name and an interpreter; equal arguments share one object and its process."""
     return Function(name, python)
 
 
 def function_program(job: str, python: str | None, name: str, *given: str) -> list[str]:
-    """Return the command line of `agent_function`.
+    """Return the command line that runs the script `agent_function`.
 
     Args:
         job: `list` or `serve`.
-        python: Interpreter; None: this one, which then imports from where this process does.
-        name: Of the function.
-        *given: As `agent_function.main` takes it.
+        python: Path of the interpreter; None: the current one, with the `sys.path` of this process.
+        name: Function, as `module:rollout` or `file.py:rollout`.
+        *given: Further arguments of `agent_function.main`.
     """
     folders = json.dumps(None if python else sys.path)
     return [python or sys.executable, "-u", agent_function.__file__, job, folders, name, *given]
@@ -186,7 +188,7 @@ def _close(server: subprocess.Popen[bytes], *ends: socket.socket) -> None:
 
 
 class _Fork:
-    """A fork, which is not our child: it says its exit code in a pipe that ends with it."""
+    """A forked agent process. The fork is not a child of this process, so it reports its exit code through a pipe."""
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid = pid
@@ -196,7 +198,7 @@ class _Fork:
         self._closer = weakref.finalize(self, os.close, status)
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code; None while the process runs. If the pipe closed without a code, it was killed."""
         if self._code is None:
             with suppress(BlockingIOError):
                 said = os.read(self._status, 16)

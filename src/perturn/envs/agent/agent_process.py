@@ -1,4 +1,4 @@
-"""The process of an agent: started with its task, bounded, and killed with all that it started."""
+"""The process of an agent: start it with a task, limit its memory, keep its output, and kill all its descendants."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from perturn.envs.agent.agent_launch import Launch, Running, Streams
 from perturn.io.scratch import scratch_folder
 
 _OUTPUT = 2**16
-"""Bytes of the end of its output that are kept, of each stream."""
+"""Number of bytes at the end of each output stream that are kept."""
 _LINES = 3
-"""Lines of the end of its output that an error quotes."""
+"""Number of the last output lines that an error quotes."""
 _MOMENT = 0.1
-"""Seconds between two looks at whether it has ended, while something that it started holds its output open."""
+"""Seconds between two checks whether the agent has ended, since a descendant may keep its output streams open."""
 _REAP_S = 5.0
-"""Seconds that a killed process has to end."""
+"""Seconds to wait for a killed process to end."""
 
 
 class AgentProcess:
-    """A program that plays one episode, in its own session.
+    """A process that plays one episode, in its own session.
 
-    It reads its task as JSON on its standard input, and in the file that `PERTURN_TASK` names.
+    The program reads its task as JSON from standard input or from the file named by the variable `PERTURN_TASK`.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class AgentProcess:
         *,
         memory: int = 0,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            launch: Starts it.
-            task: What it is to do.
-            variables: Its environment.
-            on_end: Called in another thread once it has ended by itself.
-            memory: Bytes of memory of each of its processes; 0: no limit.
+            launch: Function that starts it.
+            task: Task, as data for JSON.
+            variables: Environment variables of the process.
+            on_end: Function that another thread calls after the process has ended.
+            memory: Memory limit of each of the agent's processes, in bytes; 0: no limit.
 
         Raises:
             EnvironmentFailure: If no process can be started.
@@ -84,42 +84,42 @@ class AgentProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it and all processes that it started; its further output is ignored."""
+        """Kill the process and all its descendants."""
         self._closer()
         self._thread.join(_REAP_S)
 
     def result(self) -> Any:
-        """Return the value of the last line of its output that is JSON; None if no line is."""
+        """Return the value of the last line of standard output that is valid JSON; None if no line is."""
         for line in reversed(self._kept["stdout"].decode(errors="replace").splitlines()):
             with suppress(ValueError, RecursionError):
                 return json.loads(line)
         return None
 
     def ending(self) -> str:
-        """Say how it ended, with the last lines that it wrote."""
+        """Return a phrase on how the process ended, with its last lines of output."""
         code = self._process.poll()
         how = "was killed" if code is None else f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         written = (self._kept["stderr"] or self._kept["stdout"]).decode(errors="replace")
         for key in filter(None, (self._key, self._key.partition(".")[0])):
-            written = written.replace(key, "KEY")  # errors are stored, and keys are not
+            written = written.replace(key, "KEY")  # this text is stored, and keys must not be
         lines = [line.strip()[:200] for line in written.splitlines() if line.strip()][-_LINES:]
         return f"{how}; it wrote: {' | '.join(lines)}" if lines else how
 
     def _listen(self, on_end: Callable[[], None]) -> None:
-        """Keep the end of its output until it ends."""
+        """Read the output streams, keep their ends, and call `on_end` after the process has ended."""
         with selectors.DefaultSelector() as waiting:
             for name, stream in self._streams.items():
                 os.set_blocking(stream.fileno(), False)
                 waiting.register(stream, selectors.EVENT_READ, name)
             ended = False
             while waiting.get_map() and not ended:
-                ended = self._process.poll() is not None  # what it wrote before is there to be read
+                ended = self._process.poll() is not None  # its earlier output can still be read
                 while ready := waiting.select(0 if ended else _MOMENT):
                     for key, _ in ready:
                         self._keep(key.data, key.fileobj, waiting)
@@ -138,16 +138,16 @@ class AgentProcess:
 
 
 def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) -> None:
-    """Kill a process, its group, its descendants, and every process with its task's environment variable; reap it."""
+    """Kill an agent's process group, its descendants and its detached processes, and delete its folder."""
     others = []
     with suppress(psutil.Error):
         others = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    for other in others:  # in a session of its own
+    for other in others:  # a descendant may have moved to another process group
         with suppress(psutil.Error):
             other.kill()
-    until = time.monotonic() + _REAP_S  # it may hang in the kernel, which nobody can end
+    until = time.monotonic() + _REAP_S  # a process that hangs in the kernel cannot be killed
     while (detached := _detached(task)) and time.monotonic() < until:
         for pid in detached:
             with suppress(ProcessLookupError, PermissionError):
@@ -159,11 +159,14 @@ def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) ->
 
 
 def _detached(task: Path) -> list[int]:
-    """Return living processes that left an agent's session and outlived it, by their task (Linux)."""
+    """Return the ids of all processes whose variable `PERTURN_TASK` names this task's file (Linux).
+
+    The result includes processes that left the agent's session.
+    """
     mark = f"PERTURN_TASK={task}\0".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if mark in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found

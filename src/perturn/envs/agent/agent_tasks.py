@@ -1,4 +1,4 @@
-"""Tasks of an agent: rows of a file, of a data set or of a function."""
+"""Read the tasks of an agent from a file, from a data set or from a function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perturn.faults import task_fault
 from perturn.types import Task
 
 _OWN = ("id", "kind", "split")
-"""Keys of a row that are the task's own; the whole row is its data."""
+"""Keys of a row that set fields of the task. The whole row is also the task's data."""
 
 
 def read_tasks(
@@ -22,15 +22,15 @@ def read_tasks(
     """Return the tasks of a split.
 
     Args:
-        source: A file of rows, a folder, `owner/name:split` of the Hub, or `module:function`, which is given the split
-            and returns rows; or each of these by the split that it is of. The rows of one source for all splits are of
-            the split that their key `split` says, else of `train`.
-        split: Such as `train`.
-        listed: Returns the rows of a source, if an adapter defines sources.
+        source: File of rows, folder, data set `owner/name:split` of the Hub, or `module:function`. The function gets
+            the split and returns rows. A dict gives one source per split. In a single source, the key `split` of a row
+            names its split; rows without the key belong to `train`.
+        split: Name of the split, such as `train`.
+        listed: Function of an adapter that returns the rows of a source; None: read the source here.
 
     Raises:
-        ConfigError: If there is no such split.
-        DataError: If a row is none, or cannot be a task.
+        ConfigError: If the split does not exist or has no task.
+        DataError: If a row is not an object, or cannot be a task.
     """
     if isinstance(source, Mapping):
         check_known(split, source, f"environment.tasks has no split {split!r}")
@@ -47,7 +47,14 @@ def read_tasks(
 def _tasks(
     source: str, split: str, listed: Callable[[str], Sequence[Any]] | None, *, divided: bool
 ) -> list[Task]:
-    """Return the tasks of a source that are of a split; all of them where it is not divided by its rows."""
+    """Return the tasks of a source.
+
+    Args:
+        source: Source of rows.
+        split: Split that the tasks get.
+        listed: Function of an adapter that returns the rows of a source; None: read the source here.
+        divided: Whether to keep only the rows of this split.
+    """
     if listed is not None:
         rows = list(listed(source))
     elif is_function(source):
@@ -62,7 +69,7 @@ def _tasks(
 
 
 def is_function(source: str) -> bool:
-    """Return whether a source is `module:function` or `file.py:function`, rather than rows."""
+    """Return whether a source has the form `module:function` or `file.py:function`."""
     module, _, name = source.partition(":")
     is_module = all(part.isidentifier() for part in module.split("."))
     return name.isidentifier() and (module.endswith(".py") or is_module)
@@ -80,10 +87,10 @@ def _task(row: Any, where: str, number: int, split: str) -> Task:
 
 
 def plain(task: Task) -> dict[str, Any]:
-    """Return a task as an agent reads it: its row, with its id, kind and split."""
+    """Return a task as the dict that an agent reads: the row's keys and values, with `id`, `kind` and `split`."""
     return {**task.data, **{key: getattr(task, key) for key in _OWN}}
 
 
 def sources_of(tasks: str | Mapping[str, str]) -> list[str]:
-    """Return each source of tasks."""
+    """Return the sources of all splits as a list."""
     return [tasks] if isinstance(tasks, str) else list(tasks.values())

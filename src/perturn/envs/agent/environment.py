@@ -1,7 +1,7 @@
-"""Agents as an environment: each episode is a run of the user's own program against the policy.
+"""Environment `agent`: each episode runs the user's own agent program, which calls the policy.
 
-Needs `pip install "perturn[serve]"`. The program speaks to an OpenAI-compatible endpoint in this process, which turns
-its requests into the turns of an episode (see `docs/how-to/agents.md`).
+The environment needs `pip install "perturn[serve]"`. The program calls an OpenAI-compatible endpoint in this process.
+The endpoint turns each request into a turn of the episode (see `docs/how-to/agents.md`).
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
 
 AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
-"""An agent writes its own prompts, so its protocol has none. It limits the number of answers of an episode."""
+"""Protocol of agents. The protocol sets no prompt, since agents write their own. It limits the number of turns."""
 
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
-    """Return files that an agent's section names: its program, its function's or adapter's modules and its tasks."""
+    """Return the files that a section `environment` names: program, modules of functions, and tasks."""
     command, sources = settings.get("command") or (), sources_of(settings.get("tasks", ""))
     adapter = settings.get("adapter")
     functions = [] if adapter else filter(is_function, sources)
     code = [each for each in (settings.get("function"), adapter, *functions) if each and each not in ADAPTERS]
     files = [str(file) for name in code for file in module_files(name)[1]]
-    if adapter:  # such as `tasks.py@easy`
+    if adapter:  # a source may be a file with a selection, such as `tasks.py@easy`
         sources = [re.split("[@#]", each)[0] for each in sources]
     named = [each for each in (*command, *sources) if os.path.exists(str(each))]
     return [*named, *files]
 
 
 class Agent:
-    """A program of yours that plays tasks by itself; its requests to the policy are the turns.
+    """Your own agent program as an environment. Each request of the program to the policy is a turn.
 
     The program is a command, a function that runs in its own process, or an adapter for the tasks of another library.
-    It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED, and stops
-    no other.
+    The program must report a reward for each episode. If the program crashes, hangs or reports no reward, its episode
+    is marked FAILED. Other episodes continue.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -76,28 +76,29 @@ class Agent:
         expert: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Check the settings; nothing is started yet.
+        """Check the settings. No agent is started yet.
 
         Args:
-            tasks: File of rows, `owner/name:split` of the Hub or `module:function`; or one for each split. The rows of
-                one source are of the split under their key `split`, else of `train`. With an adapter, a set of tasks in
-                its library's terms.
+            tasks: File of rows, `owner/name:split` of the Hub, or `module:function`. A dict gives one source per split.
+                In a single source, the key `split` of a row names its split; the default is `train`. With an adapter, a
+                source is a set of tasks in the form that the adapter's library expects.
             command: Program and arguments, such as `[python, my_agent.py]`.
-            function: `module:rollout` or `file.py:rollout` instead of a command, written as
-                `async def rollout(task, client)`; it returns the reward, or a dict with `reward` and `success`.
-            adapter: `verifiers`, `inspect`, `openenv`, or a file of yours with `tasks(source)` and
+            function: Function instead of a command, as `module:rollout` or `file.py:rollout`. The function is written
+                `async def rollout(task, client)`. It returns the reward, or a dict with `reward` and `success`.
+            adapter: `verifiers`, `inspect`, `openenv`, or your own file with `tasks(source)` and
                 `async rollout(task, client)`.
-            python: Interpreter of the function or adapter, such as `venvs/verifiers/bin/python`; it needs OpenAI's
-                client. None: this one.
-            seconds: Time that an episode may take, without the time it waits for the policy. An agent that takes longer
-                is killed, and its episode has FAILED.
-            memory_gigabytes: Memory that each process of an agent may take. None: as much as there is.
-            tokens: Tokens of all answers of an episode, after which the agent is answered no more. None: as many as
-                `protocol.max_turns` answers have.
-            pass_env: Variables of this process with secrets that agents need, such as `[SEARCH_API_KEY]`.
-            expert: A stronger model whose episodes of the same program are the expert's: `model`, and settings of
-                engine `api` such as `base_url` and `api_key_env`.
-            name: Name and version, stamped on every trajectory. None: `agent-` and the name of the program.
+            python: Interpreter of the function or adapter, such as `venvs/verifiers/bin/python`. OpenAI's client must
+                be installed there. None: the current interpreter.
+            seconds: Time limit of an episode, without the time it waits for the policy. An agent that exceeds it is
+                killed, and its episode is marked FAILED.
+            memory_gigabytes: Memory limit of each process of an agent. None: no limit.
+            tokens: Number of tokens of all answers of an episode, after which further requests are rejected. None: no
+                limit besides `protocol.max_turns`.
+            pass_env: Environment variables with secrets to pass to agents, such as `[SEARCH_API_KEY]`.
+            expert: Stronger model that plays expert episodes with the same program: `model`, and settings of engine
+                `api` such as `base_url` and `api_key_env`.
+            name: Name and version of the environment, recorded in every trajectory. None: `agent-` and the name of the
+                program.
         """
         agents = {"command": command, "function": function, "adapter": adapter}
         given = [key for key, value in agents.items() if value is not None]
@@ -118,28 +119,28 @@ class Agent:
         return read_tasks(self._sources, split, None if self._adapted is None else self._listed)
 
     def _listed(self, source: str) -> Sequence[Any]:
-        """Return rows of a source, as the adapter lists them; it is asked for all sources at once."""
+        """Return the rows of a source from the adapter, which lists all sources in one call."""
         assert self._adapted is not None
         return adapted_rows(self._python, self._adapted, tuple(sources_of(self._sources)), self._passed)[
             source
         ]
 
     def reset(self, task: Task, seed: int = 0) -> NoReturn:
-        """Raise: an agent is not played turn by turn."""
+        """Raise an error, since an agent plays its episodes itself."""
         raise EnvironmentFailure("an agent plays its episodes itself; call play.")
 
     def step(self, action: str) -> Observation:
-        """Raise an error: an agent is not played turn by turn."""
+        """Raise an error, since an agent plays its episodes itself."""
         raise EnvironmentFailure("an agent plays its episodes itself; call play.")
 
     def close(self) -> None:
-        """Close the expert's connections; the endpoint is shared by all agents of the process."""
+        """Close the expert's connections. The endpoint stays open, since all agents of the process share it."""
         if self._expert is not None:
             self._expert.close()
 
     @property
     def show(self) -> Callable[..., Trajectory] | None:
-        """The ability to play an episode of the expert, where there is one."""
+        """Method that plays an episode of the expert; None if no expert is set."""
         return None if self._expert is None else self._shown
 
     def _shown(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
@@ -149,12 +150,13 @@ class Agent:
     def play(
         self, job: Job, protocol: EpisodeProtocol, policy: str, abilities: EngineAbilities | None = None
     ) -> Episode:
-        """Play an episode: yields prompts, is sent actions, returns the trajectory.
+        """Play an episode as a generator: yield prompts, receive actions, and return the trajectory.
 
-        A crash, a limit of time, a missing reward or a failure of the engine ends in a trajectory marked FAILED.
+        The trajectory is marked FAILED if the agent crashes, exceeds its time limit or reports no reward, or if the
+        engine fails.
 
         Raises:
-            RunError: If the episode was to be resumed, or the protocol has a text that an agent is not given.
+            RunError: If the episode should be resumed from a turn, or the protocol sets a text that agents do not get.
         """
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"
@@ -176,16 +178,16 @@ class Agent:
         except (RunError, KeyboardInterrupt, GeneratorExit):
             _end(process, line)
             raise
-        except BaseException as error:  # noqa: BLE001  agents are code of others; a bad episode is data
+        except BaseException as error:  # noqa: BLE001  user code may raise anything; the episode is then FAILED
             outcome = {"error": f"{type(error).__name__}: {told(error)}"}
         recorded = _end(process, line, **outcome)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
     def _started_by(self, command: Sequence[str] | None, function: str | None) -> Launch:
-        """Return the way to start an agent; `python` is this interpreter, with its packages.
+        """Return the function that starts an agent; in a command, `python` means the current interpreter.
 
         Raises:
-            ConfigError: If there is no such program or function.
+            ConfigError: If the program or function does not exist.
         """
         if command is None:
             name = self._adapted or str(function)
@@ -200,7 +202,7 @@ class Agent:
         return Command([sys.executable if is_this else _program(program, "command"), *arguments])
 
     def _variables(self, line: Line) -> dict[str, str]:
-        """Return the environment of an agent: this process's, without secrets, and where the policy is."""
+        """Return an agent's environment variables: this process's without secrets, and the endpoint's address."""
         own = without_secrets(os.environ, self._passed)
         hosts = ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1")))
         return {
@@ -217,7 +219,7 @@ class Agent:
 
 
 def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory:
-    """Kill an agent and end its session."""
+    """Kill an agent, end its session, and return the trajectory."""
     if process is not None:
         process.kill()
     return line.finish(**outcome)
@@ -227,14 +229,14 @@ def _program(program: str, setting: str) -> str:
     """Return the path of a program.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If the program is not found.
     """
     name, reader = f"program {program!r}", f"environment.{setting} names it"
     return required(shutil.which(program), name, reader, "correct it, or put it on the PATH")
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:
-    """Return the name of an agent, which is the name of its script or function."""
+    """Return the name of an agent: the file name of its script or function without the ending."""
     if function is not None:
         return Path(function.partition(":")[0]).stem
     scripts = [Path(each).stem for each in command or () if each.endswith((".py", ".sh", ".js"))]
@@ -242,10 +244,10 @@ def _label(command: Sequence[str] | None, function: str | None) -> str:
 
 
 def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
-    """Reject protocol settings that an agent cannot be given, or cannot follow.
+    """Reject episodes that start from a turn, and protocol settings that have no effect on an agent.
 
     Raises:
-        RunError: With the setting to leave out.
+        RunError: If a setting is rejected. The message says what to change.
     """
     if job.begun is not None or job.window is not None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")

@@ -1,1 +1,1 @@
-"""ALFWorld: the official games read and played in pure Python, the official engine, and generated games."""
+"""ALFWorld: official games in a pure-Python engine, the official engine, and generated games that resemble ALFWorld."""

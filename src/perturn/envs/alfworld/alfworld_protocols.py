@@ -1,10 +1,10 @@
-"""Protocols of ALFWorld: the system text, the rules, and a worked example. All texts are ours.
+"""Protocols of ALFWorld: the system text, the rules, and a worked example. We wrote all texts ourselves.
 
-Sources: Song et al. 2024, arXiv:2403.02502 (one worked example in the ReAct form, all turns shown, 40 turns, greedy);
-Feng et al. 2025, "Group-in-Group Policy Optimization", arXiv:2505.10978 (admissible actions listed, the last two turns
-shown, 50 turns, temperature 0.4).
-Differs: the texts; the example is a generated game (`alfworld-like`), not ALFWorld's; GiGPO leaves `help` out of its
-lists and writes thoughts and actions in tags.
+Sources: Song et al. 2024, arXiv:2403.02502 (a worked example in ReAct format, full history, 40 turns, greedy decoding);
+Feng et al. 2025, "Group-in-Group Policy Optimization", arXiv:2505.10978 (list of admissible actions, history of two
+turns, 50 turns, temperature 0.4).
+Differs: The texts are our own. The example is a generated game of `alfworld-like` instead of an ALFWorld game. GiGPO
+leaves `help` out of its lists and writes thoughts and actions in tags.
 """
 
 from perturn.envs.benchmark import worked_example
@@ -79,4 +79,4 @@ ALFWORLD_LAB = EpisodeProtocol(
     max_turns=30,
     sampling=Sampling(temperature=0.0, max_new_tokens=16),
 )
-"""For small policies trained from scratch: no system text, which they could not use, and no worked example. Ours."""
+"""Protocol of Perturn for small models without pretraining: neither a system text nor a worked example."""

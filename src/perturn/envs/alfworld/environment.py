@@ -1,8 +1,8 @@
-"""ALFWorld: household tasks as text games (Shridhar et al. 2021, arXiv:2010.03768), read and played in pure Python.
+"""ALFWorld: household tasks as text games (Shridhar et al. 2021, arXiv:2010.03768), played in pure Python.
 
-Needs the games alone: those that `alfworld-download` fetches, or a compact archive of them (`games.py` says
-how either looks). There is no engine to build. Observations, admissible commands, rewards and wins equal those in the
-official engine, which `alfworld-official` runs; `docs/environments.md` says how that was checked.
+The environment needs only the game files: the files that `alfworld-download` fetches, or a compact archive of them.
+`games.py` describes both formats. No engine has to be built. Observations, admissible commands, rewards and wins equal
+the official engine's, which `alfworld-official` runs. `docs/environments.md` describes how this was checked.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
-"""Changes whenever an observation, a list of commands, a reward or a win does."""
+"""Version of the environment's behavior; raised whenever an observation, a list of commands, a reward or a win changes.
+"""
 
 
 class ALFWorld(GamesTaught):
     """ALFWorld as an `Environment` and an `Expert`.
 
-    The text of an observation is the official engine's. The first one is the room, a blank line, and the task.
-    Winning pays 1, and nothing else pays; it ends the episode, and nothing else does. A command that is not among
-    the admissible ones answers `Nothing happens.`, costs nothing and is `valid=False`.
+    Observations have the text of the official engine. The first observation is the room, a blank line, and the task.
+    Only a win gives reward 1 and ends the episode. A command that is not admissible gets the answer `Nothing happens.`,
+    reward 0 and `valid=False`.
 
-    `state_key` hashes all that has changed in the house, seen or not, and where the agent is.
+    `state_key` is a hash of all changes in the house, observed or not, and of the agent's position.
 
-    A game has no chance in it: the seed has no effect. Instances share the archives they have read, and nothing else.
+    Games are deterministic, so the seed has no effect. Instances share nothing but the archives they have read.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -40,13 +41,13 @@ class ALFWorld(GamesTaught):
     )
 
     def __init__(self, data: str | None = None, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
-        """Check the settings; no game is read yet.
+        """Check the settings. No game is read yet.
 
         Args:
-            data: Folder of the games. None: `$ALFWORLD_DATA`, or `~/.cache/alfworld` where that is not set.
-            grammar: How commands are said: 0.4 (`move X to Y`), or 0.3 (`put X in/on Y`, no `help`) as in scores
+            data: Folder of the games. None: `$ALFWORLD_DATA`; if that is not set, `~/.cache/alfworld`.
+            grammar: Wording of commands. `0.4` has `move X to Y`. `0.3` has `put X in/on Y` and no `help`, as in scores
                 published before alfworld 0.4.
-            kinds: Kinds of tasks to list, such as `pick_and_place_simple`. Empty is all six.
+            kinds: Kinds of tasks to list, such as `pick_and_place_simple`. Empty: all six.
         """
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
@@ -71,8 +72,8 @@ class ALFWorld(GamesTaught):
         return self._game.step(action)
 
     def game(self, task: Task) -> GameText:
-        """Return the game of a task, with the planner's walkthrough if the data has it."""
+        """Return the game of a task. Its `walkthrough` is a planner's solution, if the data has one."""
         return self._games.read(task.id)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since the environment holds no resources."""

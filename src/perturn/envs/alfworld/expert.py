@@ -1,8 +1,8 @@
-"""An explorer that solves ALFWorld games by looking: it knows only what observations say about the house.
+"""An expert that solves ALFWorld games by searching: it knows only the observations.
 
-It reads the task, looks in the places where the thing is likeliest (`places.py`), remembers the things it has seen, and
-acts on the task. It does not plan: it may walk to a wrong place, as a newcomer would. It can also take over from
-another policy, and then knows its commands and observations.
+The expert reads the task, searches the likeliest places first, and remembers all objects that it has seen. Since the
+expert does not know where objects are, it may search a wrong place. The expert can also continue an episode that
+another policy began, from that policy's commands and observations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perturn.errors import EnvironmentFailure
 from perturn.types import Observation
 
 _PATIENCE = 100
-"""Turns after which the explorer gives up."""
+"""Number of turns after which the expert gives up."""
 _TASKS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -30,7 +30,7 @@ _TASKS = tuple(
     )
 )
 Promise = Callable[[str, str, int], float]
-"""How promising a search for an object is in one of several receptacles of a kind; see `promise`."""
+"""Function (thing, kind of receptacle, number of receptacles of the kind) -> score of a search there; see `promise`."""
 _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
 _COMMANDS = re.compile(
     r"(?P<verb>go to|[a-z]+) (?P<thing>[a-z]+ \d+)(?: (?:from|to|in/on|with) (?P<place>[a-z]+ \d+))?"
@@ -42,17 +42,23 @@ class Wish:
     """The goal of a task."""
 
     thing: str
+    """Kind of thing that the task is about, such as `mug`."""
     place: str = ""
-    """Kind of receptacle to put it into."""
+    """Kind of receptacle into which to put the thing."""
     treatment: str = ""
-    """`clean`, `heat` or `cool`, if it must be treated first."""
+    """Treatment before putting the thing down: `clean`, `heat` or `cool`; empty if none."""
     lamp: str = ""
-    """Kind of lamp to look at it under, instead of putting it anywhere."""
+    """Kind of lamp under which to look at the thing; empty if it must be put into a place instead."""
     count: int = 1
+    """Number of things to put into the place."""
 
 
 def read_task(text: str) -> Wish:
-    """Return the wanted things and goal from the first observation of a game."""
+    """Parse the goal in the first observation of a game.
+
+    Raises:
+        EnvironmentFailure: If the task has an unknown form.
+    """
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):
@@ -64,23 +70,29 @@ def read_task(text: str) -> Wish:
 
 
 class Player:
-    """A game in progress, as the explorer knows it from its commands and observations."""
+    """The expert's knowledge of a running game, collected from commands and observations."""
 
     def __init__(
         self, first: Observation, step: Callable[[str], Observation], promise: Promise = promise
     ) -> None:
-        """Look around, given the observation of `reset`, a function that takes an action, and the order of search."""
+        """Read the task and the receptacles in the first observation.
+
+        Args:
+            first: Observation that `reset` returned.
+            step: Function that plays an action.
+            promise: Function that ranks the places of a search.
+        """
         self.script: list[tuple[str, str]] = []
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
         self.seen: dict[str, list[str]] = {}
-        """Receptacle -> its contents when last looked at, and things put there since."""
+        """Receptacle -> its contents when last observed, and things put there since."""
         self.unsearched: set[str] = set(self.places)
-        """Receptacles that were not looked into."""
+        """Receptacles whose contents were never observed."""
         self.brought: list[str] = []
-        """Things that were put where they are wanted."""
+        """Things that the expert has put into the target receptacle."""
         self.treated: set[str] = set()
-        """Things that are as the task wants them treated."""
+        """Things that have received the treatment of the task."""
         self.held = ""
         self.here = ""
         self.promise = promise
@@ -88,7 +100,7 @@ class Player:
         self._step = step
 
     def recall(self, command: str, answer: Observation) -> None:
-        """Take over after commands of another policy, with their observations."""
+        """Update the knowledge with a command of another policy and its observation."""
         self._last = answer
         match = _COMMANDS.fullmatch(command.strip()) if answer.valid else None
         if match is None:
@@ -114,11 +126,11 @@ class Player:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the episode is over, or the expert has reached its turn limit."""
         return self._last.terminated or len(self.script) >= _PATIENCE
 
     def can(self, *words: str) -> str:
-        """Return the first admissible command that begins with the first word and has all others, or None."""
+        """Return the first admissible command that starts with the first word and has all others; empty if none."""
         for command in self._last.admissible:
             said = f"{command} "
             if said.startswith(f"{words[0]} ") and all(f" {word} " in said for word in words[1:]):
@@ -126,13 +138,13 @@ class Player:
         return ""
 
     def do(self, thought: str, command: str) -> None:
-        """Do something, if there is something to do."""
+        """Play a command and record it with its thought; do nothing if the command is empty or the episode is over."""
         if command and not self.ended:
             self._last = self._step(command)
             self.script.append((thought, command))
 
     def visit(self, place: str, why: str) -> None:
-        """Go to a receptacle and look at its contents; put down there an unwanted thing in the hand."""
+        """Go to a receptacle, open it and observe its contents. Put down an unwanted thing there."""
         if place != self.here:
             self.do(why, self.can("go", place) or self.can("examine", place))
             self.here = place
@@ -143,35 +155,35 @@ class Player:
         self.lay_down()
 
     def _look_at(self, place: str) -> None:
-        """Remember the things seen at a receptacle."""
+        """Remember the contents of a receptacle from the last observation, unless it is closed."""
         if not self._last.text.endswith(" is closed."):
             self.seen[place] = _SEEN.findall(self._last.text)
             self.unsearched.discard(place)
 
     @property
     def burdened(self) -> bool:
-        """Whether the thing in the hand is not wanted."""
+        """Whether the agent holds a thing of another kind than the wanted one."""
         return bool(self.held) and kind(self.held) != self.wish.thing
 
     def lay_down(self) -> None:
-        """Put down an unwanted thing, if it can be put down here."""
+        """Put down an unwanted thing if that is possible here."""
         if self.burdened and (put := self.can("move", self.held) or self.can("put", self.held)):
             self.do(f"I do not need the {self.held}. I put it down.", put)
             self.put_down(self.held, " ".join(put.split()[-2:]))
 
     def put_down(self, thing: str, place: str) -> None:
-        """Know that a thing is not in the hand any more."""
+        """Record that the held thing is now in a receptacle."""
         self.seen.setdefault(place, []).append(thing)
         self.held = ""
 
 
 def kind(name: str) -> str:
-    """Turn `mug 2` into `mug`."""
+    """Return the kind of a named thing: `mug` for `mug 2`."""
     return name.partition(" ")[0]
 
 
 def demonstrate(player: Player) -> Sequence[tuple[str, str]]:
-    """Play a game to its end, or until all has been searched: (thought, action) a turn."""
+    """Play a game until it is won or all places are searched; return one pair (thought, action) per turn."""
     player.lay_down()
     if player.wish.lamp:
         _look_under_lamp(player)
@@ -193,11 +205,11 @@ def _look_under_lamp(player: Player) -> None:
 
 
 def _bring(player: Player) -> bool:
-    """Find one more thing, treat it if needed, and put it where the task wants it; return whether a thing was found."""
+    """Find one more thing, treat it if needed, and put it into the target; return whether a thing was found."""
     thing = "" if player.burdened else player.held
     if not thing:
         thing, place = _find(player, player.wish.thing, _placed(player))
-        if not thing or thing in _placed(player):  # the search may have found it where it is wanted
+        if not thing or thing in _placed(player):  # the search may have found it in the target already
             return bool(thing)
         _take(player, thing, place)
     if player.wish.treatment and thing not in player.treated:
@@ -207,7 +219,7 @@ def _bring(player: Player) -> bool:
 
 
 def _take(player: Player, thing: str, place: str) -> str:
-    """Take a thing, if there is one; its name."""
+    """Go to a thing, take it, and return its name; do nothing if the name is empty."""
     if thing:
         why = f"I need the {thing}, which is at {place}."
         player.visit(place, why)
@@ -220,14 +232,14 @@ def _take(player: Player, thing: str, place: str) -> str:
 
 
 def _free_hand(player: Player) -> None:
-    """Go where the unwanted thing in the hand can be put down."""
+    """Visit places until the unwanted thing can be put down."""
     for place in _ranked(player, kind(player.held)):
         if player.burdened:
             player.visit(place, f"I do not need the {player.held}. I may put it down at {place}.")
 
 
 def _ranked(player: Player, thing: str) -> list[str]:
-    """Return receptacles, the likeliest for a kind of thing first."""
+    """Return the receptacles, with the likeliest place for a kind of thing first."""
     many = Counter(map(kind, player.places))
     return sorted(player.places, key=lambda each: -player.promise(thing, kind(each), many[kind(each)]))
 
@@ -238,19 +250,29 @@ def _known(player: Player, place: str) -> list[str]:
 
 
 def _target(player: Player) -> str:
-    """Return the receptacle to put things into: where most of them already are, or the first of its kind."""
+    """Return the receptacle of the wanted kind in which most wanted things were seen; the first of equals."""
     choices = [each for each in player.places if kind(each) == player.wish.place]
     return max(choices, key=lambda each: len(_known(player, each)), default="")
 
 
 def _placed(player: Player) -> list[str]:
-    """Return things that are already at the goal; if two are wanted, also things that lie there from the beginning."""
+    """Return the things that count as delivered.
+
+    These are the things that the expert put into the target. If the task wants two things, all wanted things that were
+    seen in the target count too.
+    """
     found = _known(player, _target(player)) if player.wish.count > 1 else []
     return list(dict.fromkeys([*player.brought, *found]))
 
 
 def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
-    """Return a thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
+    """Return a thing of a kind and its receptacle, from memory or by searching; two empty texts if none is found.
+
+    Args:
+        player: The game.
+        thing: Kind of thing.
+        taken: Things that do not count.
+    """
     order = _ranked(player, thing)
     for search in (False, True):
         for place in order:
@@ -265,7 +287,7 @@ def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
 
 
 def _treat(player: Player, thing: str) -> None:
-    """Clean, heat or cool the thing in the hand."""
+    """Clean, heat or cool the held thing at the receptacle for that treatment."""
     treatment = player.wish.treatment
     place = next((each for each in player.places if kind(each) == TREATED_AT[treatment]), "")
     if place != player.here:
@@ -275,7 +297,7 @@ def _treat(player: Player, thing: str) -> None:
 
 
 def _deliver(player: Player, thing: str, place: str) -> None:
-    """Put the thing in the hand where the task wants it."""
+    """Put the held thing into the target receptacle."""
     player.visit(place, f"The {thing} goes to {place}.")
     put = player.can("move", thing, place) or player.can("put", thing, place)
     player.do(f"I am at {place}. I put the {thing} there.", put)

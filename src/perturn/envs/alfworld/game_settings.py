@@ -1,4 +1,4 @@
-"""Episodes of ALFWorld games, and the settings that all environments which play them share."""
+"""Play ALFWorld games command by command, and check the settings that all ALFWorld environments share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perturn.types import Observation
 
 
 class TextGame:
-    """One game after the other, as observations."""
+    """Player of ALFWorld games, one at a time: it turns commands into observations."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -33,11 +33,18 @@ class TextGame:
         return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {task}.")
 
     def shortest(self) -> int | None:
-        """Return the commands of the shortest win from here, knowing all of the house; 0 if it is won, None if lost."""
+        """Return the number of commands in a shortest win from here, with full knowledge of the house.
+
+        The result is 0 after a win, and None if the game cannot be won any more.
+        """
         return 0 if self._world is None else shortest(self._world.house())
 
     def step(self, action: str) -> Observation:
-        """Say a command."""
+        """Play a command.
+
+        Raises:
+            EnvironmentFailure: If no game is running.
+        """
         if self._world is None:
             raise EnvironmentFailure(NO_EPISODE)
         act = self._world.commands.get(action.strip())
@@ -69,7 +76,7 @@ def check_grammar(grammar: str) -> Grammar:
     """Return the grammar of a name.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If the name is neither `0.3` nor `0.4`.
     """
     must = "be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes"
     check_fit(grammar in GRAMMARS, "grammar", must, grammar)

@@ -1,6 +1,6 @@
-"""Texts of an ALFWorld game: names of things, lists of them, and the sentences of two grammars.
+"""Texts of ALFWorld games: names of things, lists of things, and the sentences of the two grammars.
 
-The sentences equal the official games' word for word, so a policy can be compared across engines.
+The sentences are word for word the sentences of the official games, so policies can be compared across engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMMANDS = (
     ("slice (object) with (object)", "slice an object using a sharp object"),
 )
 _PADDED = {"move (object) to (receptacle)": 32}
-"""Width of the left column where it is not 34."""
+"""Command -> width of its left column in the help text, if it is not 34 characters."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Grammar:
     """Texts in which the two grammars differ."""
 
     put: str
-    """The command that puts something down."""
+    """Command that puts an object down."""
     has_put: str
-    """The answer to it."""
+    """Answer to the command `put`."""
     arrives: str
-    """Answer after going somewhere."""
+    """Start of the answer to `go to`."""
     helps: bool
-    """Whether there is a command `help`."""
+    """Whether the command `help` exists."""
 
 
 GRAMMARS = {
@@ -58,7 +58,7 @@ GRAMMARS = {
         helps=False,
     ),
 }
-"""Grammars by the version of the alfworld package whose games they came with."""
+"""Version of the alfworld package -> grammar of its games."""
 
 
 def help_text() -> str:
@@ -68,9 +68,9 @@ def help_text() -> str:
 
 
 def name_entities(ids: Iterable[str]) -> dict[str, str]:
-    """Turn ids such as `cabinet_bar_..._bar_...` into names such as `cabinet 3`.
+    """Return the names, such as `cabinet 3`, of things with ids such as `cabinet_bar_..._bar_...`.
 
-    Things of a kind are numbered down in the order of their ids. What has no place (a type, the agent) has no number.
+    Within a kind, the largest id gets number 1. Ids of types and of the agent contain no `_bar_` and get no name.
     """
     kinds: dict[str, list[str]] = defaultdict(list)
     for each in ids:
@@ -84,13 +84,13 @@ def name_entities(ids: Iterable[str]) -> dict[str, str]:
 
 
 def kind_of_id(each: str) -> str:
-    """Turn `cabinet_bar_...` into `cabinet`; a basin is named after what it belongs to."""
+    """Return the kind of an id: `cabinet` for `cabinet_bar_...`, and `sinkbasin` for the basin of a sink."""
     kind = each.partition("_bar_")[0]
     return f"{kind}basin" if "basin" in each else kind
 
 
 def listed(names: Sequence[str], article: str = "a ") -> str:
-    """Return a list in words: `a cup 1, a pen 2, and a pen 1`, or `nothing`."""
+    """Return names as an English list, such as `a cup 1, a pen 2, and a pen 1`; `nothing` if there are none."""
     if not names:
         return "nothing"
     *first, last = [f"{article}{name}" for name in names]
@@ -98,7 +98,7 @@ def listed(names: Sequence[str], article: str = "a ") -> str:
 
 
 def describe(name: str, states: Collection[str]) -> str:
-    """Answer to examining an object, which may be hot, cool, clean, on or sliced."""
+    """Return the answer to examining an object, whose states may be hot, cool, clean, on or sliced."""
     heat = "hot" if "hot" in states else "cool"
     felt = " and ".join(word for word in (heat, "clean") if word in states)
     if felt and "sliced" in states:
@@ -113,20 +113,28 @@ def describe(name: str, states: Collection[str]) -> str:
 _TABLE: dict[str, str] = json.loads(Path(__file__).with_name("places.json").read_text(encoding="utf-8"))
 
 LIKELY: dict[str, tuple[str, ...]] = {thing: tuple(places.split()) for thing, places in _TABLE.items()}
-"""Thing -> kinds of receptacles that may hold it, the likeliest first."""
+"""Kind of thing -> kinds of receptacles that may hold it, likeliest first."""
 
 CLOSED = ("cabinet", "drawer", "fridge", "microwave", "safe", "laundryhamper")
 """Kinds of receptacles that have to be opened."""
 
 TREATED_AT = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-"""Treatment -> the kind of receptacle where it is done."""
+"""Treatment -> kind of receptacle that it needs."""
 
 _UNLIKELY = 0.02
 _FIRST, _FALL = 0.65, 0.88
 
 
 def promise(thing: str, place: str, places: int) -> float:
-    """Return the chance per turn of finding a thing by a look into one of `places` places of a kind."""
+    """Return a score of searching for a kind of thing in a kind of receptacle; the expert searches high scores first.
+
+    The score estimates the probability per turn of finding the thing.
+
+    Args:
+        thing: Kind of thing.
+        place: Kind of receptacle.
+        places: Number of receptacles of that kind in the room.
+    """
     likely = LIKELY.get(thing, ())
     chance = _FIRST * _FALL ** likely.index(place) if place in likely else _UNLIKELY
     return float(chance / places**0.7 / (2 if place in CLOSED else 1))

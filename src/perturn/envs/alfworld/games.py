@@ -1,12 +1,12 @@
-"""ALFWorld's games: the folders that `alfworld-download` leaves, or one compact archive a split.
+"""Read ALFWorld's games: the folders that `alfworld-download` makes, or one compact archive per split.
 
-A folder of games has `<data>/json_2.1.1/<split>/<kind>-<object>-...-<room>/<trial>/game.tw-pddl`: JSON with
-`pddl_problem`, `grammar` (which states the task), `solvable`, and more. As in the official package, games that are not
-solvable, and those whose path says `movable` or `Sliced`, do not count.
+In a folder, a game is `<data>/json_2.1.1/<split>/<kind>-<object>-...-<room>/<trial>/game.tw-pddl`: JSON with the keys
+`pddl_problem`, `grammar` (which contains the task), `solvable`, and others. As in the official package, unsolvable
+games and games with `movable` or `Sliced` in their path are skipped.
 
-An archive is `<data>/<split>.jsonl.xz`: a JSON object per line, with `id`
-(`<split>/<kind>-...-<room>/<trial>`), `task` (what the game asks for), `pddl_problem`, and, if wanted,
-`walkthrough`. It is some thirty times smaller, and is read at once: 3553 games in about a second.
+An archive is `<data>/<split>.jsonl.xz`. Each line is a JSON object with the keys `id`
+(`<split>/<kind>-...-<room>/<trial>`), `task` (the goal in words), `pddl_problem` and optionally `walkthrough`. An
+archive is about thirty times smaller. All 3553 games of the training split are read in about a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = (
     "pick_heat_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-"""The six kinds of tasks."""
+"""Names of the six kinds of tasks."""
 
 PANELS: Mapping[str, tuple[int, str]] = {
     "train": (3553, "6ab71f804f82dae7065d6586e285f347747b334be802a1b0d089b31f2915379c"),
@@ -48,7 +48,7 @@ PANELS: Mapping[str, tuple[int, str]] = {
     "valid_seen": (140, "cc3d2e964ba360c43049c459137d04711d8ef1ac8fc2ecdf704af677f6f20304"),
     "valid_unseen": (134, "c2da12ecefba61db0651f2c2973fe2fcb46b808ebc60a2f5b8c1368951ab5334"),
 }
-"""Split -> how many games the official data has, and SHA-256 of their ids, sorted, a line each."""
+"""Split -> number of games in the official data, and a hash of their ids (see `ids_digest`)."""
 
 _FOLDER = "json_2.1.1"
 _FILE = "game.tw-pddl"
@@ -58,29 +58,32 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class GameText:
-    """The part of a game that is kept."""
+    """The data of one game."""
 
     id: str
     task: str
     """Goal of the game, such as `put a mug in desk`."""
     problem: str
-    """Its PDDL problem."""
+    """PDDL problem of the game."""
     walkthrough: tuple[str, ...] = ()
-    """A planner's solution, if the source has one; it looks into closed places."""
+    """Commands of a planner's solution, which knows the contents of closed places; empty if the source has none."""
     logic: tuple[str, str] | None = None
-    """The domain and grammar in the official file, if it came from one."""
+    """PDDL domain and grammar of the official game file; None for a game from an archive."""
     source: str = field(default="", compare=False)
-    """The file it was read from."""
+    """File of the game, for error messages."""
 
 
 class Games:
-    """The games of a data folder. Nothing is read before it is needed."""
+    """The games of a data folder. Files are read when they are needed."""
 
     def __init__(self, data: str | Path | None = None) -> None:
-        """Check that there is a split.
+        """Check that the folder has at least one split.
 
         Args:
-            data: The folder. None: `$ALFWORLD_DATA`, or where `alfworld-download` puts it.
+            data: Data folder. None: `$ALFWORLD_DATA`, or the folder in which `alfworld-download` stores games.
+
+        Raises:
+            EnvironmentFailure: If the folder has no split.
         """
         self.folder = folder = data_folder(data)
         self._ids: dict[str, list[str]] = {}
@@ -92,10 +95,10 @@ class Games:
             )
 
     def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
-        """Return tasks of some kinds, one a game, in the order of their ids.
+        """Return the tasks of a split that are of the given kinds, one per game, sorted by id.
 
         Raises:
-            EnvironmentFailure: If the split is not there, or a game is cut off.
+            EnvironmentFailure: If the split is missing, or a game file is cut off.
         """
         if split not in PANELS:
             raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, PANELS)}")
@@ -106,7 +109,11 @@ class Games:
         return [Task(id=game, kind=kind, split=split) for game, kind in games if kind in kinds]
 
     def read(self, game: str) -> GameText:
-        """Read one game."""
+        """Return the game with this id.
+
+        Raises:
+            EnvironmentFailure: If there is no such game, or its file is damaged.
+        """
         split = game.partition("/")[0]
         if (folder := self._folder(split)) is not None:
             return _read_file(folder.parent / game / _FILE, game)
@@ -131,7 +138,7 @@ class Games:
         )
 
     def _compare(self, split: str) -> None:
-        """Say if the tasks are not the official split. Scores on other tasks are not comparable."""
+        """Log a warning if the games differ from the official split, since scores are then not comparable."""
         count, digest = PANELS[split]
         found = self._ids[split]
         if len(found) != count or digest != ids_digest(found):
@@ -150,13 +157,13 @@ class Games:
 
 
 def data_folder(data: str | Path | None) -> Path:
-    """Return the folder of the games: the named one, or `$ALFWORLD_DATA`, or where `alfworld-download` puts them."""
+    """Return the given data folder; if it is None, `$ALFWORLD_DATA` or the default of `alfworld-download`."""
     default = os.environ.get("ALFWORLD_DATA") or Path.home() / ".cache" / "alfworld"
     return user_path(data or default, "environment.data")
 
 
 def game_files(data: str | Path | None) -> list[Path]:
-    """Return the files in the data folder that hold games, of all splits; none if the folder is not there."""
+    """Return the files of all games and archives in the data folder; none if the folder does not exist."""
     folder = data_folder(data)
     kept = {
         split: [each for each in (folder / _FOLDER / split, folder / split) if each.is_dir()]
@@ -167,17 +174,21 @@ def game_files(data: str | Path | None) -> list[Path]:
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """Return SHA-256 of ids, sorted, a line each."""
+    """Return the SHA-256 of the sorted ids, joined by newlines."""
     return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()
 
 
 def kind_of(game: str) -> str:
-    """Turn `split/kind-object-.../trial` into the kind."""
+    """Return the kind in a game id `split/kind-object-.../trial`."""
     return game.partition("/")[2].partition("-")[0]
 
 
 def _is_solvable(path: Path) -> bool:
-    """Return whether the official package would play a game; its file is not parsed for that."""
+    """Return whether a game file says `"solvable": true`; the file is searched but not parsed, which is faster.
+
+    Raises:
+        EnvironmentFailure: If the file is cut off.
+    """
     data = read_text(path, EnvironmentFailure, _FILE_REMEDY).encode()
     if not data.rstrip().endswith(b"}"):
         raise EnvironmentFailure(f"game file {path} is cut off after {len(data)} bytes. {_FILE_REMEDY}")
@@ -185,7 +196,7 @@ def _is_solvable(path: Path) -> bool:
 
 
 class _File(TypedDict):
-    """Fields read from a game file."""
+    """Keys of a game file that are read."""
 
     pddl_domain: str
     pddl_problem: str
@@ -194,7 +205,7 @@ class _File(TypedDict):
 
 
 class _Line(TypedDict):
-    """Fields read from an archive's line."""
+    """Keys of an archive's line that are read."""
 
     id: str
     task: str
@@ -228,7 +239,7 @@ _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Return the compressed line of each game by its id; it is kept for this process while the file is unchanged."""
+    """Return the compressed line of each game by id. The result is cached until the file changes."""
     status = path.stat()
     with _LOCK:
         return _decompress(path.resolve(), status.st_size, status.st_mtime_ns)
@@ -236,7 +247,16 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 @cache
 def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
-    """Return the archive of this size and time of change. Only the ids of the lines are parsed."""
+    """Return the compressed line of each game by id; only the id of each line is parsed.
+
+    Args:
+        path: Archive.
+        size: Size of the archive in bytes; part of the cache key.
+        changed: Modification time of the archive in nanoseconds; part of the cache key.
+
+    Raises:
+        EnvironmentFailure: If the archive is damaged.
+    """
     found: dict[str, bytes] = {}
     number = 0
     try:

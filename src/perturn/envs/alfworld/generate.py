@@ -1,7 +1,8 @@
-"""Generated games that resemble ALFWorld's: a room with its things, and a task that can be solved.
+"""Generate games that resemble ALFWorld's: a room with things, and a solvable task.
 
-They are games of our own, never ALFWorld's: `alfworld-like` everywhere. A number decides all of a game. The task is
-chosen first and the things it needs are placed so that it is open and can be done, which gives a walkthrough.
+The games are not ALFWorld's, so all results on them are named `alfworld-like`. A split and a number determine a
+game completely. The task is chosen first. Then the things that it needs are placed, so that it is not solved yet but
+can be solved.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from perturn.envs.alfworld.game_text import CLOSED, LIKELY, TREATED_AT, kind_of_
 from perturn.envs.alfworld.games import KINDS, GameText
 
 SPLITS = {"train": 600, "valid_seen": 600, "valid_unseen": 600}
-"""Split -> how many games it has, unless a setting says otherwise."""
+"""Split -> default number of games."""
 
 _LAYOUTS = 20
-"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has the same number of other layouts."""
+"""Number of layouts of each room that `train` and `valid_seen` share. `valid_unseen` has as many other layouts."""
 
 _ROOMS = {
     "kitchen": (
@@ -42,7 +43,7 @@ _ROOMS = {
         "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
     ),
 }
-"""Room -> its receptacles, with the smallest and largest number of each, and the things that may lie in it."""
+"""Room -> its kinds of receptacles with the range of their number (`kind:least-most`), and its kinds of things."""
 
 _FLAGS = {
     "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "
@@ -58,7 +59,7 @@ _TREATED = {
     "pick_heat_then_place_in_recep": ("heat", "hot", "heatable", "ishot"),
     "pick_cool_then_place_in_recep": ("cool", "cool", "coolable", "iscool"),
 }
-"""Kind of task -> the treatment, how it is after it, the flag it needs and the one it gets."""
+"""Kind of task -> treatment, word for a treated thing, flag that a thing needs, and flag that the treatment sets."""
 _SAYINGS = {
     "look_at_obj_in_light": ("look at {thing} under the desklamp", "examine the {thing} with the desklamp"),
     "pick_and_place_simple": ("put a {thing} in {place}", "put some {thing} on {place}"),
@@ -69,28 +70,28 @@ _SAYINGS |= {
     for kind, (treatment, state, *_) in _TREATED.items()
 }
 _ALWAYS = ("sinkbasin", "sink", "microwave", "fridge"), ("knife", "butterknife")
-"""Kinds that the domain speaks of, and which a problem must declare even where there is none."""
+"""Kinds of receptacles and things that the PDDL domain mentions, so every problem must declare them."""
 
 
 @dataclass(frozen=True)
 class _Room:
-    """Receptacles that can hold a thing."""
+    """A room with its receptacles."""
 
     name: str
     at: dict[str, str]
-    """Receptacle, such as `cabinet_bar_03` -> its place, which two drawers may share."""
+    """Receptacle, such as `cabinet_bar_03` -> its location, which drawers may share."""
 
     def of(self, kind: str) -> list[str]:
-        """Return its receptacles of a kind."""
+        """Return the receptacles of a kind."""
         return [each for each in self.at if kind_of_id(each) == kind]
 
     def fitting(self, thing: str, *, but: str = "") -> list[str]:
-        """Return its receptacles that a thing may lie in, except receptacles of one kind."""
+        """Return the receptacles that may hold a kind of thing, without receptacles of the kind `but`."""
         return [each for kind in LIKELY[thing] if kind != but for each in self.of(kind)]
 
 
 def make_game(split: str, number: int) -> GameText:
-    """Return a game of a split; equal numbers are equal games."""
+    """Return the game with a number in a split; the same number always gives the same game."""
     kind = KINDS[number % len(KINDS)]
     dice = random.Random(f"alfworld-like/{split}/{number}")
     while True:
@@ -118,7 +119,7 @@ def _make_room(name: str, layout: int) -> _Room:
 
 
 def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
-    """Yield (thing, kind of receptacle) pairs that a task of a kind can be about in a room."""
+    """Yield the pairs (kind of thing, kind of receptacle) that a task of this kind can have in a room."""
     things = _ROOMS[room.name][1].split()
     treatment, _, flag, _ = _TREATED.get(kind, ("",) * 4)
     if treatment and not room.of(TREATED_AT[treatment]):
@@ -136,7 +137,15 @@ def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
 
 
 def _furnish(name: str, kind: str, room: _Room, wanted: tuple[str, str], dice: random.Random) -> GameText:
-    """Place the things that the task needs, and many others."""
+    """Return a game: place the things that the task needs and other things, and write the PDDL problem.
+
+    Args:
+        name: Id of the game.
+        kind: Kind of task.
+        room: Room of the game.
+        wanted: Kind of thing and kind of receptacle that the task is about.
+        dice: Random generator.
+    """
     thing, place = wanted
     count = 2 if kind == "pick_two_obj_and_place" else 1
     lies: dict[str, str] = {}
@@ -170,7 +179,7 @@ def _write_goal(kind: str, thing: str, place: str) -> str:
 
 
 def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
-    """Return the PDDL problem, one declaration or fact a line."""
+    """Return the PDDL problem, with one declaration or fact per line."""
     places = sorted({*map(kind_of_id, room.at), *_ALWAYS[0]})
     things = sorted({*map(kind_of_id, lies), *_ALWAYS[1]})
     declared = [
@@ -198,7 +207,7 @@ def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
 
 
 def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], place: str) -> Iterator[str]:
-    """Yield a solution with full knowledge of all places, in the grammar of 0.4."""
+    """Yield the commands of a solution, found with full knowledge of the room, in the grammar 0.4."""
     names = name_entities([*room.at, *lies])
     opened: set[str] = set()
     here = ""

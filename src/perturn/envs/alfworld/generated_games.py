@@ -1,7 +1,7 @@
-"""Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
+"""Environment `alfworld-like`: generated games in the style of ALFWorld, for tests and for use without ALFWorld's data.
 
-The engine, the sentences and the six kinds of tasks are as in `alfworld`; rooms, things and tasks are generated.
-A score on them does not predict a score on ALFWorld, and its name says so: `alfworld-like`.
+The engine, the sentences and the six kinds of tasks are as in `alfworld`. Rooms, things and tasks are generated. A
+score on these games does not predict a score on ALFWorld.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
-"""Changes whenever a number means another game, or the reader's version changes."""
+"""Version of the environment; raised whenever the game of a task changes, or the version of `alfworld` is raised."""
 
 
 class ALFWorldLike(GamesTaught):
-    """Generated games as an `Environment` and an `Expert`; observations and rules as for `ALFWorld`.
+    """Generated games as an `Environment` and an `Expert`, with the observations and rules of `ALFWorld`.
 
-    `train` and `valid_seen` have the same layouts of rooms with other things and tasks; `valid_unseen` has other
-    layouts.
+    `train` and `valid_seen` share layouts of rooms, but not things and tasks. `valid_unseen` has other layouts.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True, protocol="alfworld-eto")
@@ -42,10 +41,10 @@ class ALFWorldLike(GamesTaught):
         """Check the settings.
 
         Args:
-            grammar: How commands are said, as for `ALFWorld`.
-            kinds: Kinds of tasks to list. Empty is all six.
-            train_games: Games of `train`. A smaller number gives the first games of a larger number.
-            valid_games: Games of `valid_seen`, and as many of `valid_unseen`.
+            grammar: Wording of commands, as for `ALFWorld`.
+            kinds: Kinds of tasks to list. Empty: all six.
+            train_games: Number of games in `train`. With a smaller number, the split has the first of these games.
+            valid_games: Number of games in `valid_seen`, and in `valid_unseen`.
         """
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
@@ -71,7 +70,11 @@ class ALFWorldLike(GamesTaught):
         return self._game.step(action)
 
     def game(self, task: Task) -> GameText:
-        """Return the game of a task, with its walkthrough."""
+        """Return the game of a task, with a solution in `walkthrough`.
+
+        Raises:
+            EnvironmentFailure: If the task is not from `tasks`.
+        """
         number = task.data.get("number")
         if not isinstance(number, int) or task.split not in SPLITS:
             raise EnvironmentFailure(
@@ -81,4 +84,4 @@ class ALFWorldLike(GamesTaught):
         return make_game(task.split, number)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since the environment holds no resources."""

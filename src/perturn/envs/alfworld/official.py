@@ -1,7 +1,8 @@
-"""ALFWorld through the official package: TextWorld, with Fast Downward's translator and state in C++.
+"""Environment `alfworld-official`: ALFWorld in its official package, which uses TextWorld and Fast Downward in C++.
 
-Needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). `alfworld` plays the
-same games without it, hundreds of times faster, and is checked against it. It also plays games that `alfworld` rejects.
+The package needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). The
+environment `alfworld` plays the same games hundreds of times faster and is checked against the official package. A few
+games that `alfworld` rejects can be played only here.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _CHANGING = "atlocation opened inreceptacle objectatlocation holds isclean ishot
 class ALFWorldOfficial:
     """The official engine as an `Environment` and an `Expert`, with the settings and tasks of `ALFWorld`.
 
-    How commands are said is the game file's own affair. Games of an archive, which have no grammar, get the installed
-    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it should run in its own
-    process, as in recipes; worlds in threads disturb each other.
+    The game file determines the wording of commands. Games from an archive have no grammar and get the installed
+    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so several engines in one process
+    would disturb each other. Recipes run each in a process of its own.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -44,11 +45,11 @@ class ALFWorldOfficial:
     )
 
     def __init__(self, data: str | None = None, kinds: tuple[str, ...] = ()) -> None:
-        """Check the settings; no game is read yet.
+        """Check the settings. No game is read yet.
 
         Args:
             data: Folder of the games, as for `ALFWorld`.
-            kinds: Kinds of tasks to list. Empty is all six.
+            kinds: Kinds of tasks to list. Empty: all six.
         """
         check_installed("alfworld-official", "alfworld", _MODULES, remark=_REMARK)
         versions = [f"{part}-{metadata.version(package)}" for part, package in _PARTS.items()]
@@ -73,24 +74,29 @@ class ALFWorldOfficial:
         return self._game.step(action)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return actions of the same explorer that `ALFWorld` has, in a second game."""
+        """Return the actions of the expert of `ALFWorld`, which plays a second copy of the game."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Return thought and action of the expert, a pair a turn."""
+        """Return one pair (thought, action) of the expert per turn."""
         game = OfficialGame()
         return demonstrate(Player(game.reset(self._games.read(task.id)), game.step))
 
     def close(self) -> None:
-        """Close the engine."""
+        """Release the engine."""
         self._game = None
 
 
 class OfficialGame:
-    """One game after the other in the official engine, as observations."""
+    """Player of games in the official engine, one at a time: it turns commands into observations."""
 
     def __init__(self, logic: tuple[str, str] | None = None) -> None:
-        """Load the engine; `logic` is for games that bring no logic; None: the installed package's."""
+        """Load the engine.
+
+        Args:
+            logic: PDDL domain and grammar for games that have none. None: the domain and grammar of the installed
+                package.
+        """
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
         from textworld import EnvInfos
@@ -108,7 +114,11 @@ class OfficialGame:
         return self._observe(self._engine.reset(), valid=True)
 
     def step(self, action: str) -> Observation:
-        """Say a command."""
+        """Play a command.
+
+        Raises:
+            EnvironmentFailure: If no game is running.
+        """
         if self._admissible is None:
             raise EnvironmentFailure(NO_EPISODE)
         valid = action.strip() in self._admissible
@@ -118,7 +128,7 @@ class OfficialGame:
         return observation
 
     def game_data(self, game: GameText) -> dict[str, Any]:
-        """Return a game in the form of the official engine: the content of a game file."""
+        """Return a game in the form that the official engine loads: the content of a game file."""
         domain, grammar = game.logic or self._logic
         return {
             "pddl_domain": domain,

@@ -1,8 +1,8 @@
-"""The PDDL problem of an ALFWorld game: its initial facts and its goal.
+"""Parse the PDDL problem of an ALFWorld game: its initial facts and its goal.
 
-A problem names objects, lists the facts that hold at the start, and states the goal as a formula. Names are compared in
-lower case, as planners do. The domain (preconditions and effects of actions) is the same for all games; `world.py` has
-it.
+A problem declares objects, lists the facts that hold at the start, and states the goal as a formula. Names are read in
+lower case, as planners do. The domain (preconditions and effects of actions) is the same for all games and is
+implemented in `world.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perturn.errors import DataError
 from perturn.io.read_input import DEEPEST
 
 Literal = tuple[str, ...]
-"""A predicate and its arguments; those with a `?` are variables, which are all existential."""
+"""A predicate and its arguments. Arguments that start with `?` are existentially quantified variables."""
 
 _FACT = re.compile(r"\((\w+) ([^\s()]+)(?: ([^\s()]+))?\s*\)")
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -32,14 +32,13 @@ _ARGUMENTS = {
     "thing thing": "receptacleatlocation objectatlocation inreceptacle inreceptacleobject",
 }
 _PREDICATES = {name: kinds.split() for kinds, names in _ARGUMENTS.items() for name in names.split()}
-"""Predicate of ALFWorld's domain -> its arguments. Things and places have ids that hold `_bar_`; nothing else is
-checked."""
+"""Predicate of ALFWorld's domain -> kinds of its arguments. Only `thing` is checked: its id must contain `_bar_`."""
 _MOST_LITERALS, _MOST_VARIABLES = 16, 8
-"""Of a goal; ALFWorld's have up to 8 and 6."""
+"""Largest numbers of literals and of variables in a goal. ALFWorld's goals have at most 8 literals and 6 variables."""
 _TRIED = """objecttype holds isclean ishot iscool istoggled issliced cleanable heatable coolable toggleable sliceable
     pickupable inreceptacle receptacletype receptacleatlocation atlocation differ"""
 _GOAL_ORDER = _TRIED.split()
-"""Predicates that a goal may hold, those that narrow the search most first."""
+"""Predicates that a goal may contain, in the order of evaluation: the most selective first."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,20 @@ class Problem:
     """Initial facts and goal of a game."""
 
     facts: Mapping[str, Sequence[tuple[str, str]]]
-    """Predicate -> its arguments; the second is empty where the predicate has one."""
+    """Predicate -> argument pairs for which it holds. The second argument is empty if the predicate has only one."""
     goal: tuple[Literal, ...]
-    """All must hold for some choice of the variables."""
+    """Literals that must all hold for some assignment of the variables."""
 
 
 def parse_problem(text: str, where: str) -> Problem:
-    """Read a PDDL problem.
+    """Parse a PDDL problem.
 
     Args:
         text: The problem.
-        where: What it was read from, for messages.
+        where: Source of the problem, for error messages.
 
     Raises:
-        DataError: If it is cut off, or says what this reader does not know.
+        DataError: If the problem is cut off, or does not have the form of ALFWorld's problems.
     """
     text = text.lower()
     start, goal = text.find("(:init"), text.find("(:goal")
@@ -80,7 +79,7 @@ def parse_problem(text: str, where: str) -> Problem:
 
 
 def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the facts by predicate, each checked."""
+    """Parse and check the initial facts; return the argument pairs of each predicate."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     rest = _FACT.sub(" ", text).split()
     if rest != [")"]:
@@ -103,7 +102,7 @@ def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
-    """Return the goal as literals, in the order in which they are best tried."""
+    """Parse the goal that begins at a position of the text; return its literals in the order of evaluation."""
     tokens = iter(_TOKEN.findall(text, start))
     next(tokens)
     try:
@@ -119,7 +118,7 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
 
 
 def _check_goal(literals: Sequence[Literal]) -> None:
-    """Reject conditions that could not be tried, or not in reasonable time."""
+    """Raise `ValueError` if a literal has a wrong number of arguments, or the goal is too large to evaluate quickly."""
     for literal in literals:
         if len(literal) != 1 + len(_PREDICATES.get(literal[0], ["any", "any"])):
             raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
@@ -129,7 +128,7 @@ def _check_goal(literals: Sequence[Literal]) -> None:
 
 
 def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
-    """Return nested lists up to the parenthesis that closes the one just opened."""
+    """Return the tokens up to the closing parenthesis, as nested lists."""
     if level > DEEPEST:
         raise ValueError(f"it has more than {DEEPEST} levels")
     found: list[Any] = []
@@ -141,7 +140,14 @@ def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
 
 
 def _flatten(tree: Any, renamed: Mapping[str, str]) -> Iterator[Literal]:
-    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets its own variables."""
+    """Yield the literals of a formula made of `and`, `exists` and inequalities.
+
+    Variables are renamed so that each `exists` has its own.
+
+    Args:
+        tree: Formula as nested lists.
+        renamed: Variable -> its new name, for the enclosing scopes.
+    """
     head = tree[0]
     if head == "and":
         for part in tree[1:]:
@@ -160,13 +166,13 @@ def is_satisfied(
     matching: Callable[[str, Sequence[str]], Iterable[Sequence[str]]],
     bound: Mapping[str, str] | None = None,
 ) -> bool:
-    """Return whether some choice of the variables makes all literals true.
+    """Return whether some assignment of the variables makes all literals true.
 
     Args:
-        goal: The literals.
-        matching: (predicate, arguments, of which some may still be variables) -> arguments it is true of now; it may
-            take account of those that are chosen.
-        bound: Variables that are chosen already.
+        goal: Literals.
+        matching: Function (predicate, arguments) -> argument lists for which the predicate is now true. Arguments may
+            still be variables. The result may include lists that do not fit the assigned arguments.
+        bound: Variable -> its assigned value.
     """
     if not goal:
         return True

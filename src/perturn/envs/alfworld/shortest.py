@@ -1,9 +1,9 @@
-"""The shortest way to win an ALFWorld game from its current state, with full knowledge of the house.
+"""Length of the shortest solution of an ALFWorld game from its current state, with full knowledge of the house.
 
-A way is a list of errands: fetch a thing, treat it, put it down, light a lamp. Going there and opening the receptacle
-belong to the errand that needs them, so the search has a node for each order of errands and not for each command.
-Commands that are on no shortest way are not searched: opening a receptacle that is not used, taking an unwanted thing,
-a treatment that the task does not ask for, putting down elsewhere a thing that was just fetched.
+A solution is a sequence of subtasks: fetch a thing, treat it, put it down, or light a lamp. Walking to a receptacle and
+opening it belong to the subtask that needs them. So an edge of the search is a subtask, not a single command. Commands
+that no shortest solution contains are not searched. Examples are opening an unused receptacle, taking an unwanted
+thing, and putting a fetched thing anywhere but into the target.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ TREATMENTS = {
     "microwavetype": ("heat", "heatable"),
     "fridgetype": ("cool", "coolable"),
 }
-"""Kind of receptacle -> possible actions there, and the flags of objects they apply to."""
+"""Type of receptacle -> treatment that is possible there, and the flag that a thing needs for it."""
 _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
-"""State that a goal asks for -> the treatment that brings it about."""
+"""State that a goal requires -> treatment that sets it."""
 
 
 @dataclass(frozen=True)
 class House:
-    """The current state of a game: names are the problem's ids. Its contents belong to the world and are only read."""
+    """Current state of a game, with ids of the PDDL problem as names. The fields belong to `World`: only read them."""
 
     goal: Sequence[Literal]
     here: str
     """Location of the agent."""
     location: Mapping[str, str]
-    """Receptacle -> its location, which several may share."""
+    """Receptacle -> its location. Several receptacles may share a location."""
     kind: Mapping[str, str]
     """Receptacle or thing -> its type."""
     contents: Mapping[str, Sequence[str]]
-    """Receptacle -> things in it. A thing may be in several."""
+    """Receptacle -> things in it. A thing may be in several receptacles."""
     held: Sequence[str]
+    """Things that the agent holds."""
     flags: Mapping[str, Collection[str]]
     """Flag, such as `openable`, `opened` or `ishot` -> receptacles or things that have it."""
     fits: Collection[tuple[str, str]]
-    """(type of receptacle, type of thing) pairs that go together."""
+    """Pairs (type of receptacle, type of thing) such that the receptacle can contain the thing."""
 
 
 @dataclass(frozen=True)
 class _Aim:
-    """A winning state: a number of objects of a type in one receptacle, or an object in the hand next to a lit lamp."""
+    """A winning state: enough suitable things in one receptacle, or a suitable thing held next to a lit lamp."""
 
     things: Collection[str]
-    """Things that will do."""
+    """Suitable things."""
     place: str
-    """The receptacle of the lamp, if there is a lamp."""
+    """Receptacle into which to put the things; for a lamp, the receptacle that holds the lamp."""
     many: int
+    """Number of things that must be in the receptacle."""
     state: str = ""
-    """The flag that they must have, such as `ishot`."""
+    """Flag that the things must have, such as `ishot`; empty if none."""
     lamp: str = ""
+    """Lamp to light; empty if the task has none."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,25 @@ class _State:
     here: str
     held: str
     opened: frozenset[str]
-    """Receptacles that were opened on the way, and may be needed again."""
+    """Receptacles that the solution has opened and may need again."""
     lies: frozenset[tuple[str, str]]
-    """(thing that will do, receptacle it is in)."""
+    """Pairs (suitable thing, receptacle that holds it)."""
     ready: frozenset[str]
-    """Things that have the state that is asked for, and the lamp if it is on."""
+    """Things that have the required state, and the lamp if it is on."""
 
 
 def shortest(house: House) -> int | None:
-    """Return commands of the shortest way to the goal: 0 if the goal holds already, None if it cannot be reached.
+    """Return the number of commands in a shortest solution: 0 if the goal holds, None if it cannot be reached.
 
     Raises:
-        EnvironmentFailure: If the goal is none of ALFWorld's six kinds.
+        EnvironmentFailure: If the goal is not of one of ALFWorld's six kinds.
     """
     found = (_Search(house, aim).length() for aim in _aims(house))
     return min((length for length in found if length is not None), default=None)
 
 
 def _aims(house: House) -> Iterator[_Aim]:
-    """Yield one aim for each receptacle, or lamp, that will do."""
+    """Yield one aim for each suitable receptacle or lamp."""
     asked = {literal[0]: literal[1:] for literal in house.goal}
     types = {literal[1]: literal[2] for literal in house.goal if literal[0] == "objecttype"}
     lamp = types.pop(asked["istoggled"][0], "") if "istoggled" in asked else ""
@@ -105,7 +108,7 @@ def _aims(house: House) -> Iterator[_Aim]:
 
 
 class _Search:
-    """Dijkstra's algorithm on errands, for one aim."""
+    """Dijkstra's algorithm with subtasks as edges, for one aim."""
 
     def __init__(self, house: House, aim: _Aim) -> None:
         self._house, self._aim = house, aim
@@ -117,7 +120,7 @@ class _Search:
         self._shut = set(house.flags["openable"]) - set(house.flags["opened"])
 
     def length(self) -> int | None:
-        """Return commands of the shortest way to the aim; None if there is none."""
+        """Return the number of commands in a shortest solution of the aim; None if there is no solution."""
         order, first = count(), self._first()
         open_, best = [(0, next(order), first)], {first: 0}
         while open_:
@@ -148,7 +151,7 @@ class _Search:
         return sum(not aim.state or each in state.ready for each in there) >= aim.many
 
     def _errands(self, state: _State, is_first: bool) -> Iterator[tuple[int, _State]]:
-        """Yield errands that may be done next: (commands, the state after them)."""
+        """Yield the possible next subtasks, each as its number of commands and the state after it."""
         if not state.held:
             yield from self._fetch(state)
             return
@@ -157,14 +160,14 @@ class _Search:
         yield from self._put(state, self._house.location if is_first else [self._aim.place])
 
     def _fetch(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Take something that will do."""
+        """Yield the ways to take a suitable thing, as `_errands` does."""
         for each, place in state.lies:
             if each in self._house.flags["pickupable"]:
                 length, there = self._reach(state, place, opens=True)
                 yield length + 1, replace(there, held=each, lies=state.lies - {(each, place)})
 
     def _treat(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Treat the thing in the hand, or bring it to the lamp and light the lamp."""
+        """Yield the ways to treat the held thing, or to bring it to the lamp and light the lamp, as `_errands` does."""
         house, aim, held = self._house, self._aim, state.held
         if aim.lamp:
             length, there = self._reach(state, aim.place)
@@ -176,7 +179,7 @@ class _Search:
                 yield length + 1, replace(there, ready=state.ready | {held})
 
     def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
-        """Put down the thing in the hand."""
+        """Yield the ways to put the held thing into a receptacle in `places`, as `_errands` does."""
         kind = self._house.kind
         for place in places:
             if (kind.get(place), kind.get(state.held)) in self._house.fits:
@@ -186,7 +189,7 @@ class _Search:
                 yield length + 1, replace(there, held="", lies=lies)
 
     def _reach(self, state: _State, place: str, opens: bool = False) -> tuple[int, _State]:
-        """Return commands to be at a receptacle, and to have it open if it must be; and the state after them."""
+        """Return the number of commands to walk to a receptacle and, if needed, open it; and the state after them."""
         location = self._house.location[place]
         is_shut = opens and place in self._shut and place not in state.opened
         opened = state.opened | {place} if is_shut and place in self._matters else state.opened

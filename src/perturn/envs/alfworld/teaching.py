@@ -1,4 +1,4 @@
-"""Demonstrations of a game whose state can be read: by the expert, after other play, and by noisy players."""
+"""Demonstrations of ALFWorld games: expert play, expert continuations of other episodes, and noisy or random play."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from perturn.types import Observation, Task
 
 
 class GamesTaught(ABC):
-    """A `Teacher`, `Pathfinder` and `Corrector`; each plays its own game, so that a running episode goes on."""
+    """Base class that adds the methods of `Teacher`, `Pathfinder` and `Corrector` to an ALFWorld environment.
+
+    Each method plays its own copy of the game, so a running episode is not affected.
+    """
 
     grammar: Grammar
 
@@ -26,52 +29,52 @@ class GamesTaught(ABC):
         """Return the game of a task."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return actions of an explorer that sees observations alone."""
+        """Return the actions of an expert that knows only the observations."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Return thought and action of the expert, a pair a turn."""
+        """Return one pair (thought, action) of the expert per turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Return the commands left at the start and after each action, as a `Pathfinder` does; see `way.py`."""
+        """Return the number of turns to success at the start and after each action; see `Pathfinder.remaining`."""
         return remaining(self.game(task), self.grammar, actions, sense)
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
-        """Return thought and action of the expert, a pair a turn, after the actions of another; see `way.py`."""
+        """Return one pair (thought, action) of the expert per turn after given actions; see `Corrector.correct`."""
         return take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Return actions of the expert that errs and recovers, different ones for each seed."""
+        """Return actions of an expert that makes mistakes and recovers; each seed gives other mistakes."""
         game = TextGame(self.grammar)
         return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Return actions of a player without a goal, who tries everything possible."""
+        """Return at most `turns` actions of random play among admissible commands."""
         game = TextGame(self.grammar)
         return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
 
 _JITTER = 0.5
-"""Standard deviation of the logarithm by which a promise is multiplied."""
+"""Standard deviation of the log-normal factor that multiplies the search scores of `promise`."""
 _DETOUR, _FAILURE = 0.10, 0.12
-"""Chance, at each of the expert's turns, of a walk elsewhere and of a command that fails before it."""
+"""Probabilities that a walk to another place, or a command that fails, is inserted before a command of the expert."""
 _DETOURS = 3
-"""Walks elsewhere, at most, until the command that was asked for can be said again."""
+"""Largest number of walks in one detour."""
 _WRONG_NUMBER = 0.7
-"""Chance that a command which fails is one with a wrong number, where it has a number."""
+"""Probability that a failing command has a wrong number, if the expert's command contains a number."""
 _NEAR = 0.7
-"""Chance that one without a goal stays where he is."""
+"""Probability that random play chooses a command other than `go to`."""
 
 
 def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Sequence[str]:
-    """Return commands of an expert that searches in its own order, takes detours and makes mistakes.
+    """Return the commands of an expert that searches in a perturbed order, takes detours and makes mistakes.
 
     Args:
-        game: Just begun; it is played to its end.
-        first: Its first observation.
-        draw: Source of all chance.
+        game: Game that has just begun; it is played to its end.
+        first: First observation of the game.
+        draw: Random generator.
     """
     noise: dict[tuple[str, str], float] = defaultdict(lambda: draw.lognormvariate(0, _JITTER))
 
@@ -84,13 +87,13 @@ def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Se
 
 
 def aimless_script(game: TextGame, first: Observation, draw: random.Random, turns: int) -> Sequence[str]:
-    """Return commands that try everything possible, so that every text of a game is seen once.
+    """Return random admissible commands, so that training data contain many texts of a game.
 
     Args:
-        game: Just begun.
-        first: Its first observation.
-        draw: Source of all chance.
-        turns: Commands, at most.
+        game: Game that has just begun.
+        first: First observation of the game.
+        draw: Random generator.
+        turns: Largest number of commands.
     """
     said: list[str] = []
     seen = first
@@ -102,14 +105,14 @@ def aimless_script(game: TextGame, first: Observation, draw: random.Random, turn
 
 
 class _Clumsy:
-    """A game whose player strays and slips before some of the commands that were asked for."""
+    """A game that inserts detours and failing commands before some commands of the expert."""
 
     def __init__(self, game: TextGame, first: Observation, draw: random.Random) -> None:
         self.said: list[str] = []
         self._game, self._draw, self._last = game, draw, first
 
     def step(self, command: str) -> Observation:
-        """Do the wanted command after some useless ones; return the answer to it."""
+        """Play a command, with random detours and failures before it; return the last observation."""
         if self._draw.random() < _FAILURE:
             self._do(self._failing(command))
         if command.startswith("go to ") and self._draw.random() < _DETOUR:
@@ -121,7 +124,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """Return a similar command that cannot be done now: a wrong number, or too early."""
+        """Return a command that fails now: the given one with a wrong number, or else the result of `_again`."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
@@ -130,7 +133,7 @@ class _Clumsy:
         return wrong if wrong not in self._last.admissible else self._again()
 
     def _again(self) -> str:
-        """Return the command before, if it cannot be done twice; else a look."""
+        """Return the previous command if it is not admissible now; else `look` or `inventory`."""
         before = self.said[-1] if self.said else "look"
         return before if before not in self._last.admissible else self._draw.choice(["look", "inventory"])
 
@@ -140,28 +143,31 @@ class _Clumsy:
 
 
 def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: str) -> list[int | None]:
-    """Return commands left at the start of an episode and after each of its actions [actions + 1]; None without a win.
+    """Return the number of commands to a win at the start of an episode and after each of its actions.
 
     Args:
-        game: Its game.
-        grammar: How commands are said.
-        actions: The commands so far; a command without effect does not change the way.
-        sense: `shortest` or `searching`.
+        game: Game of the episode.
+        grammar: Grammar of the commands.
+        actions: Commands of the episode.
+        sense: `shortest` or `searching`; see `Pathfinder.remaining`.
+
+    Returns:
+        Number of commands [actions + 1]; None where no win is found.
 
     Raises:
-        ConfigError: If there is no such sense.
+        ConfigError: If the sense is unknown.
     """
     check_known(sense, SENSES, f"unknown sense {sense!r} of the remaining path")
     return SENSES[sense](game, grammar, actions)
 
 
 def take_over(game: GameText, grammar: Grammar, actions: Sequence[str]) -> list[tuple[str, str]] | None:
-    """Return the expert's (thought, command) pairs after an episode's first actions; None without a win.
+    """Return the expert's pairs (thought, command) that continue an episode; None if the expert does not win.
 
     Args:
-        game: The game of the episode.
-        grammar: How commands are said.
-        actions: The commands that were said before.
+        game: Game of the episode.
+        grammar: Grammar of the commands.
+        actions: Commands of the episode so far.
     """
     return _onward(game, _problem(game), grammar, actions)
 
@@ -205,4 +211,4 @@ SENSES: dict[str, Callable[[GameText, Grammar, Sequence[str]], list[int | None]]
     "shortest": _shortest,
     "searching": _searching,
 }
-"""Sense -> from a game, its grammar and an episode's actions to the commands that are left [actions + 1]."""
+"""Sense -> function (game, grammar, actions) that returns the numbers of commands to a win [actions + 1]."""

@@ -1,7 +1,7 @@
-"""The world of an ALFWorld game: the places of things, the possible commands, and their effects and answers.
+"""State of an ALFWorld game: the places of things, the possible commands, and their effects and answers.
 
-Only near things are looked up: the agent's place, the few receptacles there, and their contents. So a step costs
-microseconds, where a planner's engine goes through all facts and actions of the house.
+A step looks up only the agent's location, the few receptacles there, and their contents. So a step takes microseconds.
+The official engine, a planner, goes through all facts and actions of the house.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perturn.envs.alfworld.shortest import TREATMENTS, House
 _ROOM = "You are in the middle of a room. Looking quickly around you, you see "
 _KNIVES = ("knifetype", "butterknifetype")
 _EFFECTS = {"clean": ("isclean", ""), "heat": ("ishot", "iscool"), "cool": ("iscool", "ishot")}
-"""Treatment -> the flag it sets and the one it takes away."""
+"""Treatment -> flag that it sets, and flag that it clears."""
 _LASTING = "pickupable openable cleanable heatable coolable toggleable sliceable isreceptacleobject"
 _CHANGING = "opened isclean ishot iscool istoggled issliced"
 _FLAGS = tuple(f"{_LASTING} {_CHANGING}".split())
@@ -28,12 +28,15 @@ Commands = dict[str, Callable[[], str]]
 
 
 class World:
-    """One game in play.
+    """State of a running game.
 
-    Agreement with the official engine includes its odd corners: `look` in the middle of the room sees nothing; what
-    was taken from one receptacle of a place and put into another of it lies `next to` the place; what is in a closed
-    receptacle can be switched on and sliced; a lamp that was used once stays on; an object can be examined only in
-    the hand.
+    The game agrees with the official engine, including its oddities:
+
+    - `look` in the middle of the room sees nothing.
+    - An object that moved between two receptacles of the same location is described as `next to` the location.
+    - An object in a closed receptacle can be switched on or sliced.
+    - A lamp stays on once it has been used.
+    - Only a held object can be examined.
     """
 
     def __init__(self, problem: Problem, grammar: Grammar) -> None:
@@ -59,7 +62,7 @@ class World:
 
     @property
     def commands(self) -> Commands:
-        """Commands possible now -> their effects; an effect returns the game's answer."""
+        """Admissible command -> function that applies its effect and returns the game's answer."""
         if self._commands is None:
             self._commands = dict(self._list_commands())
         return self._commands
@@ -72,18 +75,18 @@ class World:
         return self._won
 
     def opening(self) -> str:
-        """Return the text that opens a game."""
+        """Return the first text of a game, which describes the room."""
         if self._at.get(self._here):
             return self._look()
         return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."
 
     def state_key(self) -> str:
-        """Return the key of all differences from the start, except which receptacles an object has left."""
+        """Return a hash of all changes since the start, except the record of receptacles that objects have left."""
         text = "\n".join(sorted(map(" ".join, self._changes)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def house(self) -> House:
-        """Return the current game, with full view; valid until the next command."""
+        """Return the full state of the game for a search. The result is valid only until the next command."""
         return House(
             self._goal,
             self._here,
@@ -95,7 +98,7 @@ class World:
             self._fits,
         )
 
-    # What can be said
+    # Admissible commands
 
     def _list_commands(self) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "look", self._look
@@ -110,7 +113,7 @@ class World:
             yield from self._receptacle_commands(receptacle)
 
     def _travels(self) -> Commands:
-        """Return ways from here to all receptacles that are elsewhere; the same whenever one is here."""
+        """Return the `go to` commands for all receptacles at other locations; cached for each location."""
         if self._here not in self._travel:
             self._travel[self._here] = {
                 f"go to {self._names[each]}": partial(self._go, each)
@@ -151,7 +154,7 @@ class World:
                 command = f"{treatment} {self._names[each]} with {name}"
                 yield command, partial(self._treat, treatment, each, receptacle)
 
-    # What it does
+    # Effects and answers of commands
 
     def _look(self) -> str:
         receptacles = self._at.get(self._here, ())
@@ -247,7 +250,7 @@ class World:
         self._set("issliced", each)
         return f"You sliced the {self._names[each]} with the {self._names[knife]}."
 
-    # Book-keeping
+    # Changes of the state
 
     def _set(self, flag: str, each: str, value: bool = True) -> None:
         members = self._flags[flag]
@@ -256,7 +259,15 @@ class World:
             self._flip(flag, each)
 
     def _place_in(self, groups: dict[str, list[str]], fact: str, each: str, group: str, value: bool) -> None:
-        """Put a member into a group, or take it out. It may be in several, and there or not there already."""
+        """Add a thing to a group or remove it, and record the change; do nothing if the group already has that state.
+
+        Args:
+            groups: Group -> its sorted members. A thing may be in several groups.
+            fact: Name of the fact, such as `in`.
+            each: The thing.
+            group: The receptacle or location.
+            value: True to add, False to remove.
+        """
         members = groups.setdefault(group, [])
         if (each in members) is value:
             return
@@ -267,12 +278,12 @@ class World:
         self._flip(fact, each, group)
 
     def _flip(self, *fact: str) -> None:
-        """Record that a fact changed. A fact that changed twice has its first value again."""
+        """Record that a fact changed. A fact that changes twice has its initial value again."""
         self._changes ^= {fact}
         self._won = None
 
     def _matching(self, predicate: str, wanted: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Return arguments that a predicate of the goal is true of; see `is_satisfied`."""
+        """Return the argument lists for which a predicate is true now, as the `matching` of `is_satisfied`."""
         if predicate in self._types:
             return [pair for pair in self._types[predicate].items() if pair[1] == wanted[1]]
         if predicate == "inreceptacle":
@@ -288,7 +299,7 @@ class World:
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Turn (member, group) pairs into the members of each group in order, each once."""
+    """Return the sorted members of each group, without duplicates, from pairs (member, group)."""
     found: dict[str, set[str]] = defaultdict(set)
     for member, group in pairs:
         found[group].add(member)

@@ -1,1 +1,1 @@
-"""BFCL's multi-turn tasks with native tool calls."""
+"""Environment `bfcl`: the multi-turn tasks of the Berkeley Function Calling Leaderboard, with native tool calls."""

@@ -1,4 +1,4 @@
-"""BFCL's multi-turn files: tasks, gold calls and tool schemas, read from the layout in which `bfcl-eval` ships them."""
+"""Read BFCL's multi-turn files, as the package `bfcl-eval` ships them: tasks, gold calls and tool schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perturn.stats.matching import hard_matches
 
 INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
 CATEGORIES = ("base", "miss_param", "long_context")
-"""Categories that can be played. `miss_func` cannot: its tools change in the middle of a task."""
+"""Supported categories. `miss_func` is not supported, since its tools change in the middle of a task."""
 
 _DOCS = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -33,9 +33,9 @@ _DOCS = {
     "TravelAPI": "travel_booking",
     "VehicleControlAPI": "vehicle_control",
 }
-"""Simulator -> the name of its module and of its file of tool descriptions."""
+"""Class of a simulator -> name of its module, and of its file of tool descriptions."""
 CLASSES = tuple(sorted(_DOCS))
-"""Simulators, in alphabetical order."""
+"""Classes of the simulators, in alphabetical order."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
 _LONGEST_CALL = 20_000
 _REMEDY = (
@@ -45,7 +45,7 @@ _REMEDY = (
 
 
 class _Gold(TypedDict):
-    """A line of possible answers."""
+    """Keys of a line in a file of possible answers."""
 
     id: str
     ground_truth: list[list[str]]
@@ -56,7 +56,7 @@ class _Said(TypedDict):
 
 
 class _Task(TypedDict):
-    """A line of tasks."""
+    """Keys of a line in a file of tasks."""
 
     id: str
     question: list[list[_Said]]
@@ -66,7 +66,7 @@ class _Task(TypedDict):
 
 
 class _Doc(TypedDict):
-    """A line of tool descriptions."""
+    """Keys of a line in a file of tool descriptions."""
 
     name: str
     description: str
@@ -79,21 +79,22 @@ class Entry:
 
     id: str
     requests: tuple[str, ...]
-    """Messages of the user, one text a user turn."""
+    """Requests of the user, one text per user turn."""
     config: Mapping[str, Any]
-    """State of each simulator at the start."""
+    """Class of a simulator -> its initial state."""
     classes: tuple[str, ...]
+    """Classes of the simulators that the task needs."""
     excluded: frozenset[str]
-    """Tools that are not offered."""
+    """Names of tools that are not offered."""
     gold: tuple[tuple[str, ...], ...]
-    """Calls that solve each user turn, in Python's syntax."""
+    """Gold calls of each user turn, in Python syntax."""
 
 
 def package_data() -> Path:
-    """Return the folder of the data in the installed package.
+    """Return the data folder of the installed package `bfcl-eval`.
 
     Raises:
-        EnvironmentFailure: If it is not installed.
+        EnvironmentFailure: If the package is not installed.
     """
     found = find_spec("bfcl_eval")
     if found is None or not found.submodule_search_locations:
@@ -104,14 +105,18 @@ def package_data() -> Path:
 
 
 def read_entries(folder: Path, category: str) -> dict[str, Entry]:
-    """Return the tasks of a category with their gold calls, in the order of the file."""
+    """Return the tasks of a category by id, with their gold calls, in the order of the file.
+
+    Raises:
+        DataError: If a file is missing or malformed.
+    """
     name = f"BFCL_v4_multi_turn_{category}.json"
     gold = {row["id"]: row["ground_truth"] for _, row in _rows(folder / "possible_answer" / name, _Gold)}
     return {row["id"]: _entry(row, gold.get(row["id"]), where) for where, row in _rows(folder / name, _Task)}
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the numbered objects of a file of JSON lines."""
+    """Yield the position `file:line` and the object of each line of a JSON-lines file."""
     for number, line in read_lines(file, DataError, _REMEDY):
         where = f"{file}:{number}"
         row = check_shape(parse_object(line, where, DataError, _REMEDY), shape, where, DataError, _REMEDY)
@@ -140,12 +145,12 @@ def _entry(row: dict[str, Any], gold: list[list[str]] | None, where: str) -> Ent
 
 
 def module_of(class_name: str) -> str:
-    """Return where a simulator is imported from."""
+    """Return the dotted module name of a simulator class."""
     return f"bfcl_eval.eval_checker.multi_turn_eval.func_source_code.{_DOCS[class_name]}"
 
 
 def schemas(folder: Path, entry: Entry) -> tuple[dict[str, Any], ...]:
-    """Return tools of a task in the chat-template form: BFCL's descriptions, with the type names of JSON Schema."""
+    """Return the tool schemas of a task for chat templates: BFCL's descriptions, with the type names of JSON Schema."""
     found = []
     for class_name in entry.classes:
         file = folder / "multi_turn_func_doc" / f"{_DOCS[class_name]}.json"
@@ -165,14 +170,14 @@ def _json_schema(value: Any) -> Any:
 
 
 def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
-    """Turn a gold call in Python's syntax into a call with named arguments; nothing is evaluated.
+    """Parse a gold call in Python syntax into a call with named arguments, without evaluating it.
 
     Args:
-        text: Such as `sort('report.txt')`.
-        methods: What the tools are, by name.
+        text: Call, such as `sort('report.txt')`.
+        methods: Name of a tool -> its method, whose signature names the arguments.
 
     Raises:
-        DataError: If it is not a call of a tool with literal arguments.
+        DataError: If the text is not a call of a tool with literal arguments.
     """
     if len(text) > _LONGEST_CALL:
         raise DataError(f"gold call {text[:40]!r}… has more than {_LONGEST_CALL} characters. {_REMEDY}")
@@ -189,27 +194,27 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
 
 
 class Matched:
-    """Calls of an episode so far, and their F1 against gold calls.
+    """Calls of an episode so far, and their F1 score against the gold calls.
 
         F1 = 2 S / (P + G)
 
-    P and G are the numbers of calls and of gold calls. S is the largest sum of similarities when calls and gold calls
-    are matched one to one, whatever their order.
+    P is the number of calls and G the number of gold calls. S is the largest sum of similarities (`call_similarity`)
+    over one-to-one matchings of calls and gold calls, in any order.
     """
 
     def __init__(self, gold: Sequence[ToolCall]) -> None:
-        """Begin without calls.
+        """Start without calls.
 
         Args:
-            gold: At least one.
+            gold: Gold calls, at least one.
         """
         self._gold = gold
         self._similarity: list[list[float]] = []
         self.f1 = 0.0
-        """In [0, 1]."""
+        """Current F1 score, in [0, 1]."""
 
     def add(self, calls: Sequence[ToolCall]) -> float:
-        """Add calls; return the change of F1, which is below 0 if it fell."""
+        """Add calls and return the change of the F1 score, which may be negative."""
         before = self.f1
         self._similarity += [[call_similarity(call, wanted) for wanted in self._gold] for call in calls]
         matched = fsum(hard_matches(self._similarity))

@@ -1,7 +1,7 @@
-"""BFCL multi-turn: a user's requests one after the other, answered by calling the tools of simulated services.
+"""BFCL multi-turn: a user makes several requests, and the policy answers each by calling tools of simulated services.
 
-Patil et al. 2025, "The Berkeley Function Calling Leaderboard". Needs `pip install "perturn[bfcl]"` and
-`pip install --no-deps bfcl-eval==2026.3.23`: the simulators, tasks and gold calls come from that package.
+Patil et al. 2025, "The Berkeley Function Calling Leaderboard". The environment needs `pip install "perturn[bfcl]"` and
+`pip install --no-deps bfcl-eval==2026.3.23`. `bfcl-eval` contains the simulators, tasks and gold calls.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 STEP_LIMIT = 20
-"""Actions with calls that one request may take; BFCL ends the task at the next one."""
+"""Largest number of actions with tool calls per request. BFCL ends the task at the next one."""
 REWARDS = ("success", "f1")
-"""1 if every request was met, else 0; or how well the calls match the gold calls."""
+"""Reward settings. `success`: 1 if every request was met, else 0. `f1`: F1 score of the calls and the gold calls."""
 _SPLITS = ("all", "train", "test")
 _STATELESS = frozenset({"MathAPI"})
 _NO_ACTION = "That is not an action: call tools, or write a message to the user."
@@ -48,23 +48,25 @@ _NO_ACTION = "That is not an action: call tools, or write a message to the user.
 class Bfcl:
     """BFCL multi-turn as an `Environment` and an `Expert`; play it under `protocol.format=tools`.
 
-    Each action calls tools, or is a message to the user. A message ends the user's turn: the next request comes as its
-    answer, until there is none. Calls of one action are executed in their order.
+    An action either calls tools, whose calls are executed in order, or is a message to the user. A message ends the
+    work on the current request. The next request is the observation after it, and the episode ends after the last
+    request.
 
-    The reward is 1 at the end if every request was met, else 0, by BFCL's two checks after each request: the
-    simulators' public state equals that after the gold calls, and what the gold calls of this request returned is
-    among all that was returned so far, in any order. A request without gold calls is not checked, one with them must
-    be answered by some call. More than `STEP_LIMIT` actions with calls for one request end the task with reward 0.
+    The reward `success` is 1 at the end if every request was met, else 0. BFCL makes two checks after each request.
+    First, the public state of the simulators must equal the state after the gold calls. Second, the results of the
+    request's gold calls must be among all results so far, in any order. A request with gold calls also needs at least
+    one call. A request without gold calls is not checked. More than `STEP_LIMIT` actions with calls for one request end
+    the task with reward 0.
 
-    The reward `f1` is not BFCL's. At each turn it is the rise of F1, so that an episode has, however it ends, the F1 of
-    all its calls: F1 = 2 S / (P + G), with P calls, G gold calls and S the largest sum of similarities
-    (`call_similarity`) of calls and gold calls that are matched one to one. An action that is none counts as a call.
-    Success is the same under both.
+    The reward `f1` is Perturn's own. The reward of a turn is the change of the F1 score in that turn. So the rewards of
+    an episode sum to the F1 score of all its calls: F1 = 2 S / (P + G), with P calls and G gold calls. S is the largest
+    sum of similarities (`call_similarity`) over one-to-one matchings. A malformed action counts as a call. Success is
+    the same under both rewards.
 
-    Differs from BFCL: calls are executed by name with JSON arguments, never evaluated as Python; only offered tools
-    can be called; what a tool returns is not described in its schema; and a malformed call is answered with a reminder,
-    where BFCL takes it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth of them
-    and `train` all others. This division is Perturn's, for training; its scores are not BFCL's.
+    Differs from BFCL: Calls are executed by name with JSON arguments and never evaluated as Python. Only offered tools
+    can be called. Schemas do not describe return values. A malformed call is answered with a reminder, while BFCL takes
+    it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth task and `train` the rest.
+    Perturn defines these two splits for training. Scores on them are not comparable with BFCL's.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -83,8 +85,8 @@ class Bfcl:
         Args:
             category: `base`, `miss_param` or `long_context`.
             data: Folder in the layout of `bfcl_eval/data`. None: the folder of the installed package.
-            classes: Simulators, such as `TradingBot`, of tasks that involve no other, whose prompts are shorter. Empty
-                is all 8.
+            classes: Simulators, such as `TradingBot`. Only tasks that need no other simulator are listed. Fewer
+                simulators make prompts shorter. Empty: all 8.
             reward: `success` or `f1`.
         """
         why = "Its tools change in the middle of a task." if category == "miss_func" else ""
@@ -102,7 +104,10 @@ class Bfcl:
         self._entry: Entry | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split within `classes`, in BFCL's order; the kind is the first service involved."""
+        """Return the tasks of a split that need only the chosen simulators, in BFCL's order.
+
+        The kind of a task is its alphabetically first simulator.
+        """
         check_known("split", split, _SPLITS, "bfcl")
         return [
             Task(id=entry.id, kind=min(entry.classes), split=split)
@@ -112,7 +117,7 @@ class Bfcl:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the services again and return the first request. Nothing here is random."""
+        """Start new services and return the first request; the seed has no effect."""
         self._entry = entry = self._find(task)
         self._model, self._gold = (_Services(entry, self._long_context) for _ in range(2))
         self._turn, self._steps, self._failed = 0, 0, False
@@ -121,7 +126,7 @@ class Bfcl:
         return self._seen(entry.requests[0], tools=schemas(self._folder, entry))
 
     def step(self, action: str) -> Observation:
-        """Call tools, or end the user's turn with a message."""
+        """Execute the tool calls of an action, or end the current request with a message."""
         if self._entry is None:
             raise EnvironmentFailure(NO_EPISODE)
         said = read_action(action)
@@ -132,7 +137,7 @@ class Bfcl:
         return replace(seen, reward=self._matched.add(said.calls)) if self.reward == "f1" else seen
 
     def _call(self, said: ToolAction) -> Observation:
-        """Execute calls."""
+        """Execute the calls of an action; end the episode if the request has taken more than `STEP_LIMIT` actions."""
         self._steps += 1
         results, valid = zip(*map(self._model.call, said.calls), strict=True)
         self._returned.update(results)
@@ -142,7 +147,10 @@ class Bfcl:
         return self._seen("", valid=all(valid), results=results)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold calls, one an action unless there are too many, and a message after each request's calls."""
+        """Return the gold calls as actions, with a message after each request's calls.
+
+        An action has one call, or more if the request has more than `STEP_LIMIT` gold calls.
+        """
         entry = self._find(task)
         methods = _Services(entry, self._long_context).methods
         actions: list[ToolAction] = []
@@ -178,7 +186,7 @@ class Bfcl:
         return Observation("", reward=float(not self._failed), terminated=True, success=not self._failed)
 
     def _is_met(self, gold: Sequence[str]) -> bool:
-        """Return BFCL's checks of one request."""
+        """Return whether the current request passes BFCL's checks."""
         if not gold:
             return True
         results = Counter(self._gold.call(read_call(call, self._gold.methods))[0] for call in gold)
@@ -191,7 +199,7 @@ class Bfcl:
 
 
 def _check_gold(entries: Iterable[Entry]) -> None:
-    """Reject tasks without gold calls, which no call can match."""
+    """Raise `DataError` if a task has no gold calls, since its F1 score is then undefined."""
     for entry in entries:
         if not any(entry.gold):
             raise DataError(
@@ -200,7 +208,7 @@ def _check_gold(entries: Iterable[Entry]) -> None:
 
 
 def _gold_calls(entry: Entry, methods: Mapping[str, Any]) -> list[ToolCall]:
-    """Return the gold calls of all requests, in their order."""
+    """Return the gold calls of all requests, in order."""
     return [read_call(call, methods) for calls in entry.gold for call in calls]
 
 
@@ -222,14 +230,14 @@ class _Services:
             }
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return public attributes of each service."""
+        """Return the public attributes of each service."""
         return {
             name: {key: value for key, value in vars(service).items() if not key.startswith("_")}
             for name, service in self._services.items()
         }
 
     def call(self, call: ToolCall) -> tuple[str, bool]:
-        """Return the result of a call as BFCL writes it, and whether there is such a tool with such arguments."""
+        """Execute a call; return its result in BFCL's wording, and whether a tool with such arguments exists."""
         try:
             method = self.methods[call.name]
             inspect.signature(method).bind(**call.arguments)
@@ -239,7 +247,7 @@ class _Services:
             return f"Error during execution: {call.name}: {error}", False
         try:
             result = method(**copy.deepcopy(dict(call.arguments)))
-        except Exception as error:  # noqa: BLE001  simulators are code of others, and may fail on what a model writes
+        except Exception as error:  # noqa: BLE001  a simulator may raise anything on a model's arguments
             return f"Error during execution: {error}", True
         try:
             return (json.dumps(result) if isinstance(result, dict) else str(result)), True

@@ -9,5 +9,5 @@ BFCL_MULTI_TURN = EpisodeProtocol(
     max_turns=160,
     sampling=Sampling(0.001, max_new_tokens=4096),
 )
-"""Decoding follows BFCL's own command line; its limit of 20 actions for one request is the environment's, and
-`max_turns` only ends an episode of malformed calls."""
+"""Sampling follows BFCL's own command line. The environment limits a request to 20 actions, so `max_turns` only ends
+episodes of malformed calls."""

@@ -1,1 +1,1 @@
-"""HotpotQA: search, lookup and finish over a local index."""
+"""Environment `hotpotqa`: questions that are answered by searching a local index of paragraphs."""

@@ -4,9 +4,9 @@
     python -m perturn.envs.hotpotqa.corpus abstracts enwiki-20171001-pages-meta-current-withlinks-abstracts.tar.bz2 \
         corpus.jsonl
 
-`distractor` takes the ten paragraphs that come with each question, each paragraph once; several files may be given.
-`abstracts` takes the first paragraphs of Wikipedia that HotpotQA publishes: the archive, the folder it unpacks to, or
-one of its `wiki_00.bz2` files.
+`distractor` collects the ten paragraphs of each question, without duplicates, from one or more files.
+`abstracts` reads the first paragraphs of Wikipedia pages that HotpotQA publishes. The source is the archive, the
+unpacked folder, or a `wiki_00.bz2` file of it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from perturn.io.atomic_write import replacing
 from perturn.io.read_input import lines_of, parse_object
 
 Paragraph = tuple[str, list[str]]
-"""Title and sentences."""
+"""Title and sentences of a paragraph."""
 
 _REMEDY = "Download it again."
 _LINK = re.compile(r"</?a\b[^<>]*>")
 
 
 def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
-    """Yield the paragraphs of files of the distractor setting, each once, in order."""
+    """Yield the paragraphs in files of the distractor setting, without duplicates, in the order of the files."""
     seen: set[tuple[str, ...]] = set()
     for file in files:
         for where, row in read_rows(file):
@@ -47,9 +47,9 @@ def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
 
 
 def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
-    """Yield the first paragraphs of Wikipedia, without links; pages without text are left out.
+    """Yield the first paragraphs of Wikipedia pages, without links; pages without text are skipped.
 
-    A line is `{"title": ..., "text": [sentence, ...]}`, where a text of several paragraphs is a list of such lists.
+    A line is `{"title": ..., "text": [sentence, ...]}`. A text of several paragraphs is a list of lists of sentences.
     """
     for where, line in _lines(files):
         row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)
@@ -60,7 +60,7 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
 
 
 def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
-    """Write a corpus whole or not at all; returns how many paragraphs it holds."""
+    """Write a corpus atomically and return its number of paragraphs."""
     count = 0
     with replacing(target) as fresh, fresh.open("w", encoding="utf-8") as file:
         for title, sentences in paragraphs:
@@ -70,7 +70,7 @@ def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the command."""
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m perturn.envs.hotpotqa.corpus", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("form", choices=("distractor", "abstracts"))
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _lines(files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of bz2 files, also of bz2 files in archives and folders, each line with its place."""
+    """Yield the position and content of each line of bz2 files; archives and folders are searched for bz2 files."""
     for file in files:
         try:
             if file.is_dir():
@@ -112,7 +112,7 @@ def _unpacked(packed: IO[bytes], name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _flat(text: Any) -> Iterator[str]:
-    """Yield the sentences of a text, whether it is one, a list of them, or a list of paragraphs."""
+    """Yield the sentences of a text, which is a sentence or a nested list of sentences."""
     if isinstance(text, str):
         yield text
     elif isinstance(text, list):

@@ -1,8 +1,8 @@
-"""HotpotQA's files: questions and corpora, each mistake with its file and line.
+"""Read HotpotQA's questions and a corpus of paragraphs. Errors name the file and line.
 
 A corpus is JSON lines, `{"title": ..., "text": ...}` or `{"title": ..., "sentences": [...]}`; other keys are ignored.
-Lines with one title are paragraphs of one page, in the order of the file. `perturn.envs.hotpotqa.corpus` makes such
-a file from HotpotQA's own.
+Lines with the same title are paragraphs of one page, in the order of the file. `perturn.envs.hotpotqa.corpus` makes a
+corpus from HotpotQA's own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def read_documents(corpus: Path) -> Iterator[Document]:
-    """Yield the paragraphs of a corpus, to be searched by title and text.
+    """Yield the paragraphs of a corpus as documents whose searchable text is title and sentences.
 
     Raises:
         DataError: If the file is missing, or a line is not a paragraph with a title and a text.
@@ -34,7 +34,11 @@ def read_documents(corpus: Path) -> Iterator[Document]:
 
 
 def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
-    """Return title and sentences of a paragraph."""
+    """Return the title and the sentences of a paragraph.
+
+    Raises:
+        DataError: If the row lacks a title, or has neither sentences nor a text.
+    """
     title = text_of(row, "title", where)
     sentences = row.get("sentences")
     if sentences is None:
@@ -45,15 +49,15 @@ def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Return a text as sentences: one ends at a full stop, a question or exclamation mark, and at a line's end."""
+    """Split a text into sentences, which end at a full stop, question mark, exclamation mark or line end."""
     return [part.strip() for part in _END_OF_SENTENCE.split(text) if part.strip()]
 
 
 def read_tasks(file: Path, split: str) -> list[Task]:
-    """Return the questions of a file as tasks, in its order.
+    """Return the questions of a file as tasks, in the order of the file.
 
-    The file is HotpotQA's own, or any JSON array, or JSON lines, of objects with `question` and `answer`; `type` is
-    the task's kind. A task is named for its question, so that other data on the same question find it.
+    The file is HotpotQA's own, or a JSON array or JSON lines of objects with `question` and `answer`. The optional key
+    `type` is the kind of the task. The task's id is a hash of the question, so that recorded episodes find their task.
 
     Raises:
         DataError: If the file is missing, or an entry lacks its question or answer.
@@ -73,14 +77,18 @@ def read_tasks(file: Path, split: str) -> list[Task]:
 
 
 def question_id(question: str) -> str:
-    """Name of a question: a hash of its words."""
+    """Return the task id of a question: a hash of its words, ignoring case and spacing."""
     return short_hash(" ".join(question.casefold().split()))
 
 
 def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the paragraphs that come with a question of the distractor setting.
+    """Yield the paragraphs of a question in the distractor setting.
 
-    They are pairs of title and sentences in HotpotQA's own file, and lists of titles and of sentences on the Hub.
+    HotpotQA's own file has a list of pairs (title, sentences). The Hub's data set has a list of titles and a list of
+    sentences.
+
+    Raises:
+        DataError: If the question has no paragraphs.
     """
     context = row.get("context")
     if isinstance(context, Mapping):

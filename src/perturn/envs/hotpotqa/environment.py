@@ -1,7 +1,7 @@
-"""HotpotQA as ReAct plays it: search, look up, and finish with an answer, over paragraphs on this machine.
+"""HotpotQA with the three actions of ReAct (search, lookup, finish), over a local index of paragraphs.
 
-Needs `pip install "perturn[hotpotqa]"`, a file of questions for each split, and a corpus (Yang et al. 2018,
-arXiv:1809.09600; Yao et al. 2022, arXiv:2210.03629). `docs/environments.md` says where they come from.
+The environment needs `pip install "perturn[hotpotqa]"`, a file of questions for each split, and a corpus (Yang et al.
+2018, arXiv:1809.09600; Yao et al. 2022, arXiv:2210.03629). `docs/environments.md` describes how to get the data.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ REWARDS: dict[str, Callable[[str, str], float]] = {
     "f1": f1_score,
     "em": lambda answer, gold: float(exact_match(answer, gold)),
 }
-"""Reward of a right answer."""
+"""Name of a reward -> function (answer, gold answer) that returns it, in [0, 1]."""
 
 MATCHES = ("title", "best")
-"""Results of a search: see `HotpotQA`."""
+"""Values of the setting `match`, which `HotpotQA` explains."""
 
 _VERSION = "hotpotqa-1"
 _ACTION = re.compile(r"\s*(search|lookup|finish)\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
@@ -42,18 +42,20 @@ _NOT_UNDERSTOOD = "Invalid action: {}. Write search[entity], lookup[keyword] or 
 class HotpotQA:
     """HotpotQA questions over a BM25 index, with ReAct's three actions.
 
-    `search[entity]` opens the page of that title, in any case of letters, and shows its first five sentences. Where
-    there is none, the answer depends on `match`: with `title` it lists up to five similar titles, as ReAct does on
-    Wikipedia; with `best` it opens the best match, for policies that search by questions, as FireAct's.
+    `search[entity]` opens the page with that title, ignoring case, and shows its first five sentences. If no page has
+    the title, `match` decides. `title` lists up to five similar titles, as ReAct does on Wikipedia. `best` opens the
+    best match, for policies such as FireAct's that search with questions.
 
-    `lookup[keyword]` shows the next sentence of the open page that holds the keyword, as `(Result 1 / 3) ...`; after
-    the last one it says so. `finish[answer]` ends the episode with the reward. Anything else is `valid=False`.
+    `lookup[keyword]` shows the next sentence of the open page that contains the keyword, as `(Result 1 / 3) ...`. After
+    the last result it answers `No more results.` `finish[answer]` ends the episode with the reward. Any other action is
+    `valid=False`.
 
-    The default reward is F1, since it tells a nearly right answer from a wrong one: with the pair filter of tlm-DRE
-    (a gap above 0.4) an answer with one word too many is then not rejected. Success is exact match whatever the
-    reward, so with the default a report's average score is F1 and its success rate is EM.
+    The default reward is F1, since it distinguishes a nearly right answer from a wrong one. For example, tlm-DRE makes
+    a pair only if the rewards differ by more than 0.4. So an answer with one extra word is not used as a rejected one.
+    Success is exact match (EM) for both rewards. So by default, a report's average score is F1 and its success rate is
+    EM.
 
-    `state_key` is the task, the open page and how far the look-up has come.
+    `state_key` is a hash of the task, the open page and the position of the lookup.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -64,7 +66,7 @@ class HotpotQA:
     )
 
     name = _VERSION
-    """Followed by reward, match and a hash of the corpus, since scores depend on them."""
+    """Name of the environment. Instances append the settings `reward` and `match` and a hash of the corpus."""
 
     def __init__(
         self,
@@ -73,13 +75,13 @@ class HotpotQA:
         reward: str = "f1",
         match: str = "title",
     ) -> None:
-        """Check the settings and the questions, and open the index, building it if the corpus is new.
+        """Check the settings and open the index. A new corpus is indexed first.
 
         Args:
-            questions: File of each split, such as `{train: hotpot_train_v1.1.json}`.
-            corpus: JSON lines with `title`, and `text` or `sentences`.
-            reward: `f1` or `em`.
-            match: `title` or `best`.
+            questions: File of questions for each split, such as `{train: hotpot_train_v1.1.json}`.
+            corpus: File of JSON lines with the key `title`, and `text` or `sentences`.
+            reward: `f1` for the F1 score of the answer, or `em` for exact match.
+            match: Result of a search without an exact title: `title` lists similar titles, `best` opens the best match.
         """
         check_installed("hotpotqa", "hotpotqa", MODULES)
         self.reward = check_known("reward", reward, REWARDS, "hotpotqa")
@@ -101,7 +103,7 @@ class HotpotQA:
         """Return the questions of a split, in the order of its file.
 
         Args:
-            split: A key of `questions`.
+            split: Key of the setting `questions`.
         """
         check_known("split", split, self.questions, "hotpotqa")
         if split not in self._tasks:
@@ -109,7 +111,7 @@ class HotpotQA:
         return self._tasks[split]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Ask the question. The seed has no effect, since nothing here is random."""
+        """Return the question. The seed has no effect, since the environment is deterministic."""
         self._task = None
         for key in ("question", "answer"):
             if not isinstance(task.data.get(key), str):
@@ -135,21 +137,21 @@ class HotpotQA:
         return Observation(text, state_key=self._state())
 
     def close(self) -> None:
-        """Do nothing: the process shares the index."""
+        """End the episode. The index stays open, since all instances of the process share it."""
         self._task = None
 
     def read_experts(
         self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
     ) -> Iterator[Trajectory]:
-        """Yield episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
+        """Yield the recorded episodes of the given tasks as trajectories; episodes of other questions are skipped.
 
-        Observations stay as recorded, from another search engine; the answer is scored here, so that rewards compare
-        with rewards of episodes played here. The policy's name tells them apart: `recorded`.
+        Observations are kept as recorded, so they come from another search engine. The answer is scored here, so
+        rewards are comparable with episodes of this environment. The policy of these trajectories is named `recorded`.
 
         Args:
-            file: ReAct episodes as FireAct publishes them: rows with `instruction` and `output`, or `traj`.
-            tasks: Tasks to find their questions among.
-            write: (thought, action) -> the text of a turn.
+            file: ReAct episodes as FireAct publishes them: rows with `instruction` and `output`, or with `traj`.
+            tasks: Tasks whose episodes are returned.
+            write: Function (thought, action) -> text of the action.
         """
         known = {task.id: task for task in tasks}
         for sample, recorded in read_recorded(file):
@@ -158,7 +160,7 @@ class HotpotQA:
                 yield replace(self._recorded(recorded, task, write), sample=sample)
 
     def _recorded(self, recorded: Recorded, task: Task, write: Callable[[str, str], str]) -> Trajectory:
-        """Return a recorded episode as a trajectory, scored by its answer."""
+        """Return a recorded episode as a trajectory, whose reward is the score of its answer."""
         heard = [f"Question: {recorded.question}", *(step.observation for step in recorded.steps)]
         turns = [
             Turn(({"role": "user", "content": text},), Action(write(step.thought, step.action)))
@@ -217,13 +219,13 @@ class HotpotQA:
         )
 
     def _state(self) -> str:
-        """Return the key of the episode's current state."""
+        """Return the `state_key` of the current state."""
         assert self._task is not None
         page = self._page[0] if self._page else ""
         return short_hash(repr([self._task.id, page, self._keyword, self._shown]))
 
 
 def _parse(action: str) -> tuple[str, str]:
-    """Name and argument of an action; nothing if it is none."""
+    """Return the name and the argument of an action; two empty texts if it is malformed."""
     match = _ACTION.fullmatch(action)
     return (match[1].lower(), match[2].strip()) if match else ("", "")

@@ -1,7 +1,7 @@
-"""ReAct episodes on HotpotQA that others recorded, in the two forms in which FireAct publishes them.
+"""Read recorded ReAct episodes on HotpotQA in the two formats of FireAct.
 
-Chen et al. 2023, "FireAct", arXiv:2310.05915. Fine-tuning rows have the question in `instruction` and the episode in
-`output`; rollouts have `traj`, a list of messages that begins with the question.
+Chen et al. 2023, "FireAct", arXiv:2310.05915. A row for fine-tuning has the question in `instruction` and the episode
+in `output`. A rollout has `traj`, a list of messages that starts with the question.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END = re.compile(r"\s*(?=\nThought:|\Z)")
 
 @dataclass(frozen=True)
 class Step:
-    """One thought and action, and the observation after it."""
+    """A thought and an action, and the observation after them."""
 
     thought: str
     action: str
@@ -34,19 +34,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One episode."""
+    """A recorded episode."""
 
     question: str
     steps: tuple[Step, ...]
 
 
 def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
-    """Yield the episodes of a file, each with how many of its question came before.
+    """Yield the episodes of a file, each with its number among the episodes of the same question, from 0.
 
-    An episode that breaks the form (two actions in a turn, or none) ends there; without any step it is left out.
+    An episode ends before its first malformed step, such as a turn with two actions or none. An episode without a
+    valid step is skipped.
 
     Raises:
-        DataError: If the file cannot be read or an entry is of neither form.
+        DataError: If the file cannot be read, or an entry has neither format.
     """
     text = read_text(file, DataError)
     entries = whole(parse_json(text, str(file), DataError), text, str(file))
@@ -64,7 +65,7 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
 
 
 def _read_row(row: Mapping[str, Any], where: str) -> Recorded:
-    """Return an episode of either form."""
+    """Parse an episode of either format."""
     if "traj" not in row:
         said = text_of(row, "output", where)
         return Recorded(text_of(row, "instruction", where), tuple(_steps(said)))
@@ -76,7 +77,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> Recorded:
 
 
 def _steps(text: str) -> Iterator[Step]:
-    """Yield steps from the beginning of a text, up to the first place where none follows."""
+    """Yield the steps at the beginning of a text, up to the first malformed step."""
     at = 0
     while (opened := _THOUGHT.match(text, at)) and (action := _next_action(text, opened.end())):
         thought = text[opened.end() : action.start()].rstrip()
@@ -91,7 +92,7 @@ def _steps(text: str) -> Iterator[Step]:
 
 
 def _next_action(text: str, at: int) -> re.Match[str] | None:
-    """Return the next line with an action before an observation, a thought or the end; each line is read once."""
+    """Return the next action line that is followed by an observation, a thought or the end of the text."""
     for match in _ACTION.finditer(text, at):
         if _OBSERVATION.match(text, match.end()) or _END.match(text, match.end()):
             return match

@@ -1,4 +1,4 @@
-"""The rules of HotpotQA's protocol, with a worked example of our own on people and places that do not exist."""
+"""Protocol of HotpotQA with ReAct actions. The worked example is our own, about fictional people and places."""
 
 from perturn.envs.benchmark import worked_example
 from perturn.types import EpisodeProtocol, Sampling
@@ -53,5 +53,5 @@ HOTPOTQA_REACT = EpisodeProtocol(
     example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0, max_new_tokens=100),
 )
-"""Yao et al. 2022, arXiv:2210.03629: seven steps, greedy, 100 tokens per step. The paper has six worked examples and a
-live Wikipedia. Perturn has one example and a fixed corpus, so scores cannot be compared with the paper's scores."""
+"""Settings of Yao et al. 2022, arXiv:2210.03629: seven turns, greedy decoding, 100 tokens per turn. The paper has six
+worked examples and a live Wikipedia. Perturn has one example and a fixed corpus, so scores are not comparable."""

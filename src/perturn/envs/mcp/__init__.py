@@ -1,1 +1,1 @@
-"""MCP servers as the tools of tasks of the user's own."""
+"""Environment `mcp`: the user's own tasks, solved with the tools of MCP servers."""

@@ -1,6 +1,6 @@
-"""Tasks of a file that are solved with the tools of MCP servers.
+"""Environment `mcp`: tasks from a file, which are solved with the tools of MCP servers.
 
-Needs `pip install "perturn[mcp]"`.
+The environment needs `pip install "perturn[mcp]"`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class _Row(TypedDict):
 class Mcp:
     """Tasks of a file, solved with the tools of MCP servers; play it under `protocol.format=tools`.
 
-    Each episode has servers of its own, which end with it. A row of the file has a `prompt`, and may have an `id`, a
-    `kind`, a `split` (else `train`), an `answer`, and `actions`: calls that solve it, which the expert plays. An action
-    without calls is the answer, and ends the episode. A row with `user`, which are instructions for a simulated user,
-    has a talk instead: an action without calls is said to the user, and the user ends the talk with `###STOP###`.
+    Each episode starts its own servers and ends them. A row of the file has the key `prompt`. Optional keys are `id`,
+    `kind`, `split` (default `train`), `answer`, and `actions`, the list of calls that the expert plays. An action
+    without calls is the final answer and ends the episode.
 
-    The reward is 1 if the answer equals the row's answer, ignoring case and spaces, or the value of your own function.
-    A row without an answer has no reward of its own; give it one with `reward.judge`.
+    If a row has the key `user`, with instructions for a simulated user, the episode is a conversation. An action
+    without calls is then a message to the user, and the user ends the episode with `###STOP###`.
+
+    The reward is the value of your own function. By default it is 1 if the answer equals the row's answer, ignoring
+    case and spacing, else 0. A row without an answer always has reward 0; use `reward.judge` for such rows.
     """
 
     format: ClassVar[str] = "tools"
@@ -72,18 +74,19 @@ class Mcp:
         call_seconds: Annotated[float, SECONDS] = 30.0,
         result_characters: Annotated[int, Bound(least=1)] = 20_000,
     ) -> None:
-        """Read the tasks; servers start with the first episode.
+        """Read the tasks. Servers start with each episode.
 
         Args:
-            servers: `command` of each, and perhaps `env`, `pass_env` and `cwd`.
+            servers: Settings of each server: `command`, and optionally `env`, `pass_env` and `cwd`.
             tasks: File of rows.
-            reward: `module:function` or `file.py:function`, called with the row, the answer and the calls so far as
-                `{name, arguments, result}`; it returns a number. None: the row's answer.
-            tools: Names of the tools that are offered; None: all.
-            version: Of servers and tasks, stamped on every trajectory.
-            start_seconds: Limit for the start of a server.
-            call_seconds: Limit for one call; a call that takes longer ends with an error that the policy sees.
-            result_characters: Characters of a result that the policy sees, at most.
+            reward: Function that returns the reward of an episode, as `module:function` or `file.py:function`. Its
+                arguments are the row, the answer, and the list of calls, each as `{name, arguments, result}`. None:
+                compare the answer with the row's answer.
+            tools: Names of the tools that are offered. None: all.
+            version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the settings.
+            start_seconds: Time limit for starting a server, in seconds.
+            call_seconds: Time limit of a call, in seconds. After it, the policy sees an error as the result.
+            result_characters: Number of characters after which a result is cut.
         """
         check_installed("mcp", "mcp", ("mcp",))
         file = user_path(tasks, "environment.tasks")
@@ -115,7 +118,7 @@ class Mcp:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start servers, and pose the task; the seed has no effect."""
+        """Start the servers and return the first observation; the seed has no effect."""
         self.close()
         row = self._rows.get(task.id)
         if row is None:
@@ -132,7 +135,7 @@ class Mcp:
         return Observation("", tools=offered, user=handed.user)
 
     def step(self, action: str) -> Observation:
-        """Call tools, give the answer, or hear the user."""
+        """Take one action of the policy, or the user's message if the episode waits for it."""
         if self._row is None or self._open is None:
             raise EnvironmentFailure(NO_EPISODE)
         if self._talk is not None and self._talk.waits:
@@ -146,7 +149,11 @@ class Mcp:
         return self._talk.hand_over(said.text) if self._talk is not None else self._end(self._row, said.text)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the calls of the row, then its answer."""
+        """Return the row's calls as actions, and then its answer.
+
+        Raises:
+            EnvironmentFailure: If the row has no `actions`.
+        """
         row = self._rows[task.id]
         if "actions" not in row:
             raise EnvironmentFailure(f"task {task.id!r} has no actions; add them to its row for an expert.")
@@ -162,7 +169,7 @@ class Mcp:
             servers.close()
 
     def _offered(self, servers: McpServers) -> tuple[Mapping[str, Any], ...]:
-        """Return schemas of the tools that the policy may call."""
+        """Return the schemas of the tools that the policy may call."""
         by_name = {tool["function"]["name"]: tool for tool in servers.tools}
         for name in self._tools or ():
             check_listed(name, by_name, f"environment.tools names {name!r}")
@@ -181,7 +188,7 @@ class Mcp:
         return Observation("", results=tuple(texts), valid=valid)
 
     def _end(self, row: Mapping[str, Any], answer: str) -> Observation:
-        """Reward the episode, and end its servers."""
+        """End the servers, and return the last observation with the reward of the episode."""
         if self._reward is not None:
             reward = self._reward(dict(row), answer, self._calls)
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -199,7 +206,11 @@ def _words(text: str) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a file by their ids."""
+    """Return the rows of a file by id.
+
+    Raises:
+        DataError: If a row is malformed, an id occurs twice, or there is no row.
+    """
     rows: dict[str, Mapping[str, Any]] = {}
     for number, (where, row) in enumerate(read_rows(file)):
         known = {key: row[key] for key in _Row.__annotations__ if key in row}

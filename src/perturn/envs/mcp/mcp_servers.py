@@ -1,6 +1,6 @@
-"""MCP servers over their standard streams: started for an episode, asked with time limits, killed with their children.
+"""Start MCP servers for an episode, call their tools over standard streams with time limits, and kill them at the end.
 
-Needs `pip install "perturn[mcp]"`.
+The module needs `pip install "perturn[mcp]"`.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ _DIE_WITH_PARENT = (
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-"""Program that becomes a server, which the kernel kills when its parent dies."""
+"""Python program that has the kernel kill this process when the parent dies (Linux), and then executes the server."""
 _LONGEST_LINE = 2**24
-"""Bytes of one message of a server."""
+"""Largest message of a server, in bytes."""
 _WORDS = 2000
-"""Characters that are quoted of a server's error stream."""
+"""Number of characters at the end of a server's error stream that errors quote."""
 _DEATH_S = 0.2
-"""Seconds in which the end of a process is noticed."""
+"""Seconds to wait for each server's exit code after a failed call, to tell whether the server died."""
 _CLOSE_S = 1.0
-"""Seconds that a server may take to end by itself once its input is closed."""
+"""Seconds that a server has to exit after its input is closed; then it is killed."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """One MCP server, which a command starts."""
+    """Settings of one MCP server."""
 
     command: list[str]
     """Program and arguments, such as `[python, -m, my_server]`."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the server, in addition to the process's own. Keys do not belong here: name them in
-    `pass_env`."""
+    """Additional environment variables of the server. Do not write API keys here; name them in `pass_env`."""
     pass_env: list[str] = field(default_factory=list)
-    """Variables that it gets though they look like keys, which it else does not."""
+    """Environment variables with secrets to pass to the server. Others that look like secrets are removed."""
     cwd: str | None = None
-    """Folder that it runs in; None: ours."""
+    """Working folder of the server; None: the folder of this process."""
 
     def __post_init__(self) -> None:
         if not self.command or not all(self.command):
@@ -61,35 +60,35 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """Result of a tool, as text."""
+    """Result of a tool call, as text."""
 
     text: str
     failed: bool = False
 
 
 class McpServers:
-    """The servers of one episode. Not to be called from two threads at once."""
+    """The running MCP servers of one episode. Do not call one object from two threads at once."""
 
     def __init__(
         self, servers: Sequence[ServerSettings], *, start_seconds: float, call_seconds: float
     ) -> None:
-        """Start the servers, and ask them for their tools.
+        """Start the servers and list their tools.
 
         Args:
-            servers: How each is started.
-            start_seconds: Limit for the start of each.
-            call_seconds: Limit for one call.
+            servers: Settings of the servers.
+            start_seconds: Time limit for starting a server, in seconds.
+            call_seconds: Time limit of a call, in seconds.
 
         Raises:
-            EnvironmentFailure: If one does not start.
-            ConfigError: If two offer a tool of one name.
+            EnvironmentFailure: If a server does not start.
+            ConfigError: If two servers offer a tool of the same name.
         """
         self._call_seconds = call_seconds
         self._sessions: dict[str, Any] = {}
         self._processes: list[asyncio.subprocess.Process] = []
         self._told: list[Callable[[], str]] = []
         self.tools: list[dict[str, Any]] = []
-        """Schemas of all tools, in the chat-template form."""
+        """Schemas of all tools, in the form that chat templates expect."""
         self._loop = EventLoop("perturn-mcp")
         self._over: asyncio.Event | None = None
         ready: Future[None] = Future()
@@ -101,17 +100,17 @@ class McpServers:
             raise
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result of a tool; an error of the tool, and a missing answer, are results too.
+        """Call a tool and return its result. Errors of the tool and timeouts are results with `failed=True`.
 
         Raises:
-            WorldLost: If the server has died.
+            WorldLost: If a server has died.
         """
         if name not in self._sessions:
             return ToolResult(f"Error: there is no tool {name!r}.", failed=True)
         return self._loop.run(self._call(name, dict(arguments)))
 
     def close(self) -> None:
-        """End the servers, and all that they have started."""
+        """End the servers and their descendants."""
         if self._over is not None:
             self._loop.run(self._end(self._over))
         with suppress(Exception):
@@ -119,7 +118,10 @@ class McpServers:
         self._loop.close()
 
     async def _live(self, servers: Sequence[ServerSettings], seconds: float, ready: Future[None]) -> None:
-        """Start the servers, and hold them until `close`: a session ends in the task that began it."""
+        """Start the servers, and keep their sessions open until `close`.
+
+        One asyncio task does both, since a session must be closed by the task that opened it.
+        """
         self._over = asyncio.Event()
         try:
             async with AsyncExitStack() as stack:
@@ -158,7 +160,7 @@ class McpServers:
                 more = cursor is not None
         except (ConfigError, asyncio.CancelledError):
             raise
-        except Exception as error:  # the server is code of others
+        except Exception as error:  # a server may send anything
             told = self._told[number]()
             raise EnvironmentFailure(
                 f"MCP server {words!r:.80} did not start: {type(error).__name__}: {error}{told}"
@@ -173,7 +175,7 @@ class McpServers:
 
     @asynccontextmanager
     async def _connected(self, server: ServerSettings) -> AsyncIterator[tuple[Any, Any]]:
-        """Start a process, and yield the two streams of messages to and from it."""
+        """Start a server's process, and yield the stream of its messages and the stream of messages to it."""
         process = await _start_process(server)
         self._processes.append(process)
         pipes = _Pipes(process)
@@ -197,13 +199,13 @@ class McpServers:
                 said = f"{name} gave no answer within {self._call_seconds:g} seconds."
                 return ToolResult(f"Error: {said}", failed=True)
             return ToolResult(f"Error: {mended(str(error))}", failed=True)
-        except Exception as error:  # noqa: BLE001  servers are code of others, whatever they answer is data
+        except Exception as error:  # noqa: BLE001  a server may send anything; the policy sees the error as a result
             await self._refuse_dead(name)
             return ToolResult(f"Error: {type(error).__name__}: {mended(str(error))}", failed=True)
         return ToolResult("\n".join(map(_text, answer.content)), failed=bool(answer.isError))
 
     async def _refuse_dead(self, name: str) -> None:
-        """Raise `WorldLost` if a server has died."""
+        """Raise `WorldLost` if any server has died; `name` is the called tool, for the message."""
         for number, process in enumerate(self._processes):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DEATH_S):
@@ -219,7 +221,7 @@ class McpServers:
 
 
 class _Pipes:
-    """Messages from and to the standard streams of a process, and the end of its error stream."""
+    """Connects a server's standard streams to message streams, and keeps the end of its error stream."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         import anyio
@@ -230,7 +232,7 @@ class _Pipes:
         self.said_in, self._said_out = anyio.create_memory_object_stream[Any](16)
 
     async def listen(self) -> None:
-        """Read messages until the process closes its output; other lines, such as a banner, are left out."""
+        """Read messages until the process closes its output; other lines, such as a banner, are skipped."""
         from mcp.shared.message import SessionMessage
         from mcp.types import JSONRPCMessage
 
@@ -243,7 +245,7 @@ class _Pipes:
                     await self._heard_in.send(SessionMessage(JSONRPCMessage.model_validate(data)))
 
     async def speak(self) -> None:
-        """Write messages until the session closes its end."""
+        """Write messages until the session closes its stream."""
         assert self._process.stdin is not None
         async for message in self._said_out:
             text = message.message.model_dump_json(by_alias=True, exclude_none=True)
@@ -257,20 +259,20 @@ class _Pipes:
             self._words = (self._words + some.decode(errors="replace"))[-_WORDS:]
 
     def told(self) -> str:
-        """Return the end of a sentence on a failure: the end of the process's error stream."""
+        """Return the end of an error message, which quotes the end of the process's error stream."""
         return f"; it wrote: {self._words.strip()}" if self._words.strip() else "."
 
     def close(self) -> None:
-        """Close all ends."""
+        """Close all message streams."""
         for end in (self._heard_in, self.heard_out, self.said_in, self._said_out):
             end.close()
 
 
 async def _start_process(server: ServerSettings) -> asyncio.subprocess.Process:
-    """Start the command of a server.
+    """Start the process of a server.
 
     Raises:
-        EnvironmentFailure: If it cannot be started.
+        EnvironmentFailure: If the command cannot be started.
     """
     try:
         return await asyncio.create_subprocess_exec(
@@ -287,7 +289,7 @@ async def _start_process(server: ServerSettings) -> asyncio.subprocess.Process:
 
 
 async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Close the input of a process, kill it if it does not end after a while, and end the tasks on its pipes."""
+    """Close the input of a process, kill it with its descendants after a time limit, and end the tasks on its pipes."""
     assert process.stdin is not None
     begun = _children(process.pid)
     process.stdin.close()
@@ -300,7 +302,7 @@ async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asy
     with suppress(ProcessLookupError):
         process.kill()
     with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSE_S):  # its pipes close
+        async with asyncio.timeout(_CLOSE_S):  # the tasks end by themselves once the pipes are closed
             await asyncio.gather(process.wait(), *tasks, return_exceptions=True)
     for task in tasks:
         task.cancel()
@@ -308,14 +310,14 @@ async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asy
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """Return all processes that a process has started, and those have."""
+    """Return all descendants of a process."""
     with suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
 
 
 def _text(part: Any) -> str:
-    """Return a part of a result as text; a part that is not text is named."""
+    """Return a part of a result as text; other content is replaced by its type, such as `[image image/png]`."""
     if part.type == "text":
         return mended(part.text)
     if part.type == "resource" and getattr(part.resource, "text", None) is not None:
@@ -324,7 +326,7 @@ def _text(part: Any) -> str:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """Return the first error of a group of errors."""
+    """Return the first exception in a (nested) exception group, or the exception itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

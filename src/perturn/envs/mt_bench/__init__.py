@@ -1,1 +1,1 @@
-"""MT-Bench: questions of two turns, whose answers a judge rates."""
+"""Environment `mt-bench`: questions with a follow-up question, whose two answers a judge model rates."""

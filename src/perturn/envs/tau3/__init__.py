@@ -1,1 +1,1 @@
-"""tau3-bench: service agents that talk with a simulated user and change a database by tools."""
+"""Environment `tau3`: customer-service tasks with a simulated user and tools that change a database."""

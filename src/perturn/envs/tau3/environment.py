@@ -1,4 +1,4 @@
-"""tau3-bench, airline and retail: an agent talks with a simulated user and changes a database by tools.
+"""tau3-bench, airline and retail: an agent talks with a simulated user and changes a database with tools.
 
 Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains", arXiv:2406.12045;
 Barres et al. 2025, "tau2-bench", arXiv:2506.07982. The tasks come from github.com/sierra-research/tau2-bench.
@@ -23,9 +23,9 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Message, Observation, Task
 
 ASSERTED = "NL_ASSERTION"
-"""Word of a task whose reward is also for assertions in plain language."""
+"""Reward component of tasks with assertions in plain language."""
 MOST_ERRORS = 10
-"""Calls that fail before the episode ends without reward."""
+"""Number of failed calls after which the episode ends with reward 0."""
 _GREETING = "Hi! How can I help you today?"
 _NO_ACTION = "That is not an action: call a tool, or write a message to the user."
 _SYSTEM = """You are an agent of customer service. Help the user, and keep to the policy below.
@@ -48,18 +48,21 @@ Write ###STOP### once the goal of the scenario is reached, ###TRANSFER### once y
 class Tau3:
     """tau3-bench as an `Environment` and an `Expert`; play it under `protocol.format=tools` with a section `user`.
 
-    An action calls tools, or is a message to the user. The model of the section `user` plays the user; without it, a
-    script tells why the user calls and then ends the talk. The user ends the talk with `###STOP###` and the like.
+    An action either calls tools or is a message to the user. The model of the section `user` plays the user. Without
+    such a model, a scripted user says why they call, and then ends the conversation. The user ends the conversation
+    with `###STOP###`, `###TRANSFER###` or `###OUT-OF-SCOPE###`.
 
-    The reward at the end is 1 if the database equals the database after the gold actions, and the agent's messages
-    hold each text that must be told; else 0. A talk that the user did not end has reward 0, and so has an
-    episode after `MOST_ERRORS` calls that failed. Some of retail's tasks also ask a model about assertions in plain
-    language (`NL_ASSERTION`). The section `judge` names that model. Without a judge such tasks are rejected, or left
-    out with `assertions: leave-out`: this reward would count episodes as solved that break an assertion.
+    The final reward is 1 if the database equals its state after the gold actions, and the agent's messages contain all
+    required texts; else 0. The reward is also 0 if the user has not ended the conversation, or after `MOST_ERRORS`
+    failed calls.
 
-    Differs from tau2-bench: the guidelines of the user, the instruction of the agent and the question to the judge are
-    in words of our own, so scores compare within Perturn. The judge gives one grade for all assertions of a task, and
-    is asked only where the rest of the reward is earned.
+    Some tasks of retail also have assertions in plain language (`NL_ASSERTION`), which a model must check. The section
+    `judge` names this model. Without a judge, splits with such tasks are rejected, since episodes that violate an
+    assertion would count as solved. With `assertions: leave-out`, these tasks are skipped instead.
+
+    Differs from tau2-bench: The guidelines for the user, the agent's instruction and the question to the judge have our
+    own wording. So scores are comparable only within Perturn. The judge gives one grade for all assertions of a task.
+    The judge is asked only if the other reward components are met.
     """
 
     format: ClassVar[str] = "tools"
@@ -80,11 +83,11 @@ class Tau3:
 
         Args:
             domain: `airline` or `retail`.
-            data: Folder of domains, `data/tau2/domains` of a clone. None: `$TAU2_DATA_DIR/tau2/domains`, else the
-                folder of an installed package.
-            assertions: What happens without a judge to tasks whose reward is also for assertions in plain language: an
-                error, or the other tasks are played alone.
-            judge: Who checks these assertions. None: nobody.
+            data: Folder of domains: `data/tau2/domains` of a clone of tau2-bench. None: `$TAU2_DATA_DIR/tau2/domains`,
+                or else the folder of an installed package.
+            assertions: Treatment of tasks with assertions in plain language if there is no judge. `reject` raises an
+                error for their splits, and `leave-out` skips these tasks.
+            judge: Settings of the model that checks these assertions. None: no judge.
         """
         check_known("domain", domain, DOMAINS, "tau3")
         check_known("assertions", assertions, ("reject", "leave-out"), "tau3")
@@ -103,10 +106,10 @@ class Tau3:
         self._gold: dict[str, str] = {}
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of an official split: `train`, `test`, or `base`, which has both.
+        """Return the tasks of an official split: `train`, `test`, or `base` for both.
 
         Raises:
-            ConfigError: If the reward of some is also for assertions in plain language, and they are not left out.
+            ConfigError: If tasks have assertions in plain language, there is no judge, and `assertions` is `reject`.
         """
         splits = {"base": list(self._domain.rows), **self._domain.splits}
         check_known("split", split, tuple(splits), self.name)
@@ -119,7 +122,7 @@ class Tau3:
         return [Task(key, "", split) for key in splits[split] if key not in self._left_out]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Restore the database, greet the user and hand over; the seed has no effect."""
+        """Restore the database, greet the user, and wait for the user's message; the seed has no effect."""
         self._row = row = self._find(task)
         self._tools = self._domain.open()
         self._methods = methods_of(self._tools)
@@ -133,7 +136,7 @@ class Tau3:
         return Observation("", tools=tuple(map(schema, self._methods.values())), user=handed.user)
 
     def step(self, action: str) -> Observation:
-        """Call tools, speak to the user, or hear the user."""
+        """Take one action of the policy, or the user's message if the episode waits for it."""
         if self._row is None:
             raise EnvironmentFailure(NO_EPISODE)
         if self._talk.waits:
@@ -156,7 +159,7 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold actions, one per turn, and a message with all texts that the user must be given."""
+        """Return the gold actions, one per turn, and a final message with all texts that the user must be told."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()
@@ -181,18 +184,18 @@ class Tau3:
         return self._domain.rows[task.id]
 
     def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """Return the result of a call as tau2-bench writes it, and whether it did not fail."""
+        """Execute a call; return its result in tau2-bench's wording, and whether it succeeded."""
         found = _called(self._methods, call.name, call.arguments)
         if found[1] and getattr(self._methods[call.name], "__mutates_state__", True):
             self._changes.append(call)
         return found
 
     def _key(self) -> str:
-        """Return the key of the talk and of the calls that changed the database."""
+        """Return the `state_key`: a hash of the conversation and of the calls that may have changed the database."""
         return short_hash(repr([self._changes, self._talk.heard]))
 
     def _gold_state(self, row: Row) -> str:
-        """Return the state of the database after the gold actions."""
+        """Return the digest of the database after the gold actions."""
         if row["id"] not in self._gold:
             tools = self._domain.open()
             for each in row["evaluation_criteria"]["actions"] or ():
@@ -201,7 +204,7 @@ class Tau3:
         return self._gold[row["id"]]
 
     def _end(self, row: Row) -> Observation:
-        """Compare the database with its state after the gold actions, and the agent's texts with the required ones."""
+        """End the episode, check all components of the reward, and return the last observation."""
         self._row, criteria = None, row["evaluation_criteria"]
         met = "COMMUNICATE" not in _basis(row) or _is_told(criteria.get("communicate_info") or (), self._told)
         met = met and ("DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools))
@@ -211,36 +214,36 @@ class Tau3:
 
 
 def _basis(row: Row) -> list[str]:
-    """Return the parts of the reward of a task."""
+    """Return the reward components of a task."""
     return row["evaluation_criteria"]["reward_basis"]
 
 
 def _assertions(row: Row) -> list[str]:
-    """Return a task's assertions in plain language, if its reward depends on them; an empty list counts as met."""
+    """Return the assertions in plain language on which a task's reward depends; empty if there are none."""
     criteria = row["evaluation_criteria"]
     return (criteria.get("nl_assertions") or []) if ASSERTED in criteria["reward_basis"] else []
 
 
 def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the result of a tool as text, and whether it did not fail."""
+    """Call a tool; return its result as text, and whether it succeeded."""
     if name not in methods:
         return f"Error: Tool '{name}' not found.", False
     try:
         result = methods[name](**json.loads(json.dumps(dict(arguments))))
         return mended(_text(result)), True
-    except Exception as error:  # noqa: BLE001  tools are code of others, and may fail on what a model writes
+    except Exception as error:  # noqa: BLE001  a tool may raise anything on a model's arguments
         return mended(f"Error: {error}"), False
 
 
 def _text(result: Any) -> str:
-    """Return the result of a tool, as the agent reads it."""
+    """Return the result of a tool as the text that the agent reads."""
     return result if isinstance(result, str) else json.dumps(_plain(result), default=str)
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump()
-    if isinstance(value, int | float):  # True is one
+    if isinstance(value, int | float):  # bool is a subclass of int
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
@@ -248,13 +251,13 @@ def _plain(value: Any) -> Any:
 
 
 def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
-    """Return whether a message contains each text, ignoring case and commas in the message."""
+    """Return whether each wanted text is in some message, ignoring case and the commas of messages."""
     plain = [text.lower().replace(",", "") for text in told]
     return all(any(each.lower() in text for text in plain) for each in wanted)
 
 
 def _scenario(row: Row) -> str:
-    """Return facts and wishes of the user."""
+    """Return the description of the user and of the user's goal, for the model that plays the user."""
     scenario = row["user_scenario"]
     instructions = scenario["instructions"]
     parts = (

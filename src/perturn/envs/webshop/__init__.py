@@ -1,1 +1,1 @@
-"""WebShop's text environment on a catalogue of yours."""
+"""Environment `webshop`: WebShop's text environment, on the user's copy of its catalogue."""

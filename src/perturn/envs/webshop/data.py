@@ -1,7 +1,7 @@
-"""WebShop's files: products with their attributes and reviews, and the goals that shoppers have.
+"""Read WebShop's files: products with their attributes and reviews, and goals.
 
-The files have the form of the original downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json`
-and `reviews.json`. A task holds a goal: a product to find, and its required properties.
+A goal is a product to find, with its required properties; each task has one. The files have the format of the original
+downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json` and `reviews.json`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEAREST_STEPS = 4
 _NO_LIMIT = 1_000_000.0
 _LONGEST_ASIN = 10
 _MOST_COMBINATIONS = 100_000
-"""Of a product's options; each is a goal."""
+"""Largest number of combinations of a product's options. Each combination is a synthetic goal."""
 
 
 class _Value(TypedDict):
@@ -36,13 +36,13 @@ class _Value(TypedDict):
 
 
 class _Row(TypedDict):
-    """The part of a product that must be there; `asin` is checked apart."""
+    """Required keys of a product, except `asin`, which is checked separately."""
 
     name: str
 
 
 class _Known(TypedDict):
-    """A product in the file of attributes."""
+    """Keys of a product in the file of attributes."""
 
     attributes: NotRequired[list[str] | None]
     instruction: NotRequired[str | None]
@@ -50,13 +50,13 @@ class _Known(TypedDict):
 
 
 class _Reviewed(TypedDict):
-    """A product in the file of reviews."""
+    """Keys of a product in the file of reviews."""
 
     reviews: NotRequired[list[dict[str, Any]] | None]
 
 
 class _Asked(TypedDict):
-    """A goal that somebody wrote."""
+    """Keys of a goal written by a person."""
 
     instruction_attributes: list[str]
     instruction_options: NotRequired[list[Any] | None]
@@ -70,62 +70,67 @@ class Product:
     title: str
     category: str
     query: str
-    """Query with which the catalogue's makers found it."""
+    """Query with which the authors of the catalogue found the product."""
     product_category: str
     """Path of categories, joined by ›."""
     description: str
     features: list[str]
     attributes: list[str]
     options: dict[str, list[str]]
-    """Values by the option's name, all in lower case."""
+    """Name of an option -> its possible values, all in lower case."""
     prices: list[float]
-    """One price, or the ends of a range."""
+    """One price, or the lowest and highest price of a range, in dollars."""
     rating: str
     reviews: list[dict[str, str]]
     instruction: str | None
-    """Instruction of its synthetic goals, without options and price."""
+    """Instruction of the product's synthetic goals, without options and price."""
     instruction_attributes: list[str]
+    """Attributes that the synthetic goals require."""
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it."""
+        """Price as pages show it, such as `$5.0 to $7.5`."""
         return " to ".join(f"${price}" for price in self.prices)
 
     @property
     def price(self) -> float:
-        """Price; within a range, one drawn for the product once and for all."""
+        """Price in dollars. For a range, a random price in it, which depends only on `asin`."""
         return random.Random(self.asin).uniform(self.prices[0], self.prices[-1])
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A product as a shopper wants it."""
+    """A wanted product: an instruction, and the properties that the purchase must have."""
 
     asin: str
-    """The product that was meant."""
+    """Id of the product for which the goal was written."""
     category: str
     instruction: str
+    """Text that the policy reads."""
     attributes: list[str]
+    """Required attributes."""
     options: list[str]
+    """Required values of options."""
     price_upper: float
+    """Highest acceptable price, in dollars."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The original's files."""
+    """Paths of WebShop's files."""
 
     products: Annotated[str, PATH]
-    """`items_shuffle.json`, or another catalogue of that form."""
+    """Catalogue: `items_shuffle.json`, or another file in its format."""
     attributes: Annotated[str, PATH]
-    """`items_ins_v2.json`: attributes and synthetic instructions by product."""
+    """File `items_ins_v2.json` with the attributes and synthetic instructions of each product."""
     goals: Annotated[str | None, PATH] = None
-    """`items_human_ins.json`: instructions written by people. None makes synthetic goals."""
+    """File `items_human_ins.json` with goals written by people. None: make synthetic goals."""
     reviews: Annotated[str | None, PATH] = None
-    """`reviews.json`. None: products have neither reviews nor ratings."""
+    """File `reviews.json`. None: products have neither reviews nor ratings."""
 
     @property
     def of_products(self) -> list[Path]:
-        """Files that products are read from."""
+        """Paths of the files from which products are read."""
         return [
             user_path(file, "environment.files")
             for file in (self.products, self.attributes, self.reviews)
@@ -134,12 +139,12 @@ class Files:
 
 
 def read_products(files: Files, limit: int | None, default_price: float | None) -> Iterator[Document]:
-    """Yield the products, each once, with the text that the original searches.
+    """Yield the products without duplicates, as documents with the text that WebShop searches.
 
     Args:
-        files: The original's files.
-        limit: Products to read, from the beginning of the file; None: all.
-        default_price: Price of products that have none; None refuses them.
+        files: WebShop's files.
+        limit: Number of products to read from the beginning of the file; None: all.
+        default_price: Price of products without a price, in dollars; None: reject such products.
 
     Raises:
         DataError: If a file is malformed, or a product has no price.
@@ -172,7 +177,16 @@ def _product(
     reviewed: Mapping[str, Any],
     default_price: float | None,
 ) -> Product:
-    """Return a product from its row in the catalogue, with the fields of the other two files."""
+    """Make a product.
+
+    Args:
+        asin: Id of the product.
+        row: Row of the product in the catalogue.
+        where: Position of the row, for error messages.
+        known: Entry of the product in the file of attributes.
+        reviewed: Entry of the product in the file of reviews.
+        default_price: Price of a product without a price, in dollars; None: reject it.
+    """
     features = row.get("small_description") or []
     return Product(
         asin=asin,
@@ -210,11 +224,11 @@ def _prices(row: Mapping[str, Any], where: str, default: float | None) -> list[f
 
 
 def human_goals(file: Path, find: Any) -> list[Goal]:
-    """Return the goals that people wrote, for the products there are; those without attributes are left out.
+    """Return the goals written by people for products of the catalogue; goals without attributes are skipped.
 
     Args:
-        file: `items_human_ins.json`: lists of goals by product.
-        find: Asin -> (number, product), or None where the catalogue has no such product.
+        file: File `items_human_ins.json`, with a list of goals for each product.
+        find: Function asin -> (number, product), or None if the catalogue does not have the product.
 
     Raises:
         DataError: If the file or a goal is malformed.
@@ -233,7 +247,11 @@ def human_goals(file: Path, find: Any) -> list[Goal]:
 
 
 def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
-    """Return a goal for each combination of options of each product that has an instruction."""
+    """Return one goal for each combination of options of each product that has an instruction.
+
+    Raises:
+        DataError: If a product has too many combinations of options.
+    """
     goals = []
     for product in products:
         if product.instruction and product.instruction_attributes:
@@ -253,13 +271,20 @@ def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return a file that is one JSON object."""
+    """Read a file that contains a single JSON object.
+
+    Raises:
+        DataError: If the file cannot be read or is not a JSON object.
+    """
     text = read_text(file, DataError)
     return whole(parse_object(text, str(file), DataError, "Get the file again."), text, str(file))
 
 
 def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
-    """Return a goal with a price limit a little above the product's price, the same in every process."""
+    """Make a goal with a random price limit a little above the product's price.
+
+    The limit depends only on the product and the instruction.
+    """
     price = product.price
     steps = [step for step in _PRICE_STEPS if step > price][:_NEAREST_STEPS]
     limit, words = _NO_LIMIT, ""

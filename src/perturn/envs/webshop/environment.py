@@ -1,7 +1,7 @@
 """WebShop: find a product in a shop of text pages, choose its options, and buy it (Yao et al. 2022, arXiv:2207.01206).
 
-Needs `pip install "perturn[webshop]"` and the original's catalogue, which Perturn may not distribute:
-`docs/environments.md` says where it is, and what differs from the original.
+The environment needs `pip install "perturn[webshop]"` and WebShop's catalogue, which Perturn may not distribute.
+`docs/environments.md` describes where to get the catalogue, and how this environment differs from the original.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPLITS: dict[str, tuple[int, int | None]] = {
     "dev": (500, 1500),
     "train": (1500, None),
 }
-"""Ranges of goals, in the original's shuffled order, as its own baselines split them."""
+"""Split -> range (first, end) of goals, as in WebShop's own baselines. An `end` of None means all later goals."""
 
 _VERSION = "webshop-1"
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
@@ -39,35 +39,41 @@ _SHUFFLE_SEED = 233
 
 @dataclass(frozen=True)
 class _Visit:
-    """Page on which a shopper is."""
+    """State of an episode: the current page, and the choices so far."""
 
     task: Task
     goal: Goal
     meant: Product
-    """The product that the goal was written for."""
+    """Product for which the goal was written."""
     page: str = "search"
-    """`search`, `results`, `item`, or a subpage."""
+    """Name of the page: `search`, `results`, `item`, or a subpage of an item."""
     query: str = ""
+    """Last query."""
     number: int = 1
-    """Of the page of results."""
+    """Number of the page of results, from 1."""
     found: list[int] = field(default_factory=list)
+    """Numbers of the found products, best match first."""
     product: Product | None = None
+    """Open product; None on the pages of search and results."""
     chosen: dict[str, str] = field(default_factory=dict)
+    """Name of an option -> its chosen value."""
     visited: set[str] = field(default_factory=set)
+    """Ids of the products that were opened."""
 
 
 class WebShop:
     """WebShop's text environment as an `Environment` and an `Expert`.
 
-    `search[keywords]` shows the first of up to 50 results, from any page, as in the original; `click[value]` presses a
-    button, product or option of the page, in any case of letters. Other actions do nothing: they show the page again
-    and are `valid=False`. Buying ends the episode with the reward, 0 to 1; nothing else is paid. Success is a reward
-    of 1.
+    `search[keywords]` is possible on every page, as in the original, and shows the first page of up to 50 results.
+    `click[value]` presses a button, product or option of the page, ignoring case. Any other action shows the same page
+    again and is `valid=False`. Buying ends the episode with a reward from 0 to 1; all other rewards are 0. Success
+    means a reward of 1.
 
-    Goals keep the original's order: with the same files, task `7` is its session 7. Its kind is the goal's category.
+    Goals keep WebShop's order: with the same files, task `7` is WebShop's session 7. The kind of a task is the goal's
+    category.
 
-    `admissible` lists everything that can be clicked, and that one can search. `state_key` is the task, the page and
-    the options chosen, not the way there.
+    `admissible` lists all possible clicks and `search[<keywords>]`. `state_key` is a hash of the task, the page and the
+    chosen options; it does not depend on earlier pages.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -75,7 +81,7 @@ class WebShop:
     )
 
     name = _VERSION
-    """Followed by how pages are written and a hash of the files, since scores depend on them."""
+    """Name of the environment. Instances append the setting `observation` and a hash of the files."""
 
     def __init__(
         self,
@@ -86,15 +92,16 @@ class WebShop:
         show_attributes: bool = False,
         splits: Mapping[str, tuple[int, int | None]] = SPLITS,
     ) -> None:
-        """Check the settings and open the catalogue, indexing it if it is new.
+        """Check the settings and open the index of the catalogue. A new catalogue is indexed first.
 
         Args:
-            files: Products, attributes, goals and reviews.
-            num_products: Products to read, from the beginning; None: all of them.
-            default_price: Price of products without one; None refuses them. The original takes 100.
-            observation: `text` (one line, parts joined by [SEP]) or `text_rich` (marked buttons).
-            show_attributes: Whether product pages have a button for the attributes.
-            splits: Range of goals of each split, end not included; None as an end: all the rest.
+            files: Files of products, attributes, goals and reviews.
+            num_products: Number of products to read from the beginning of the file. None: all.
+            default_price: Price of products without a price, in dollars. None: reject such products. WebShop takes 100.
+            observation: Format of pages: `text` (one line, parts joined by [SEP]) or `text_rich` (marked buttons).
+            show_attributes: Whether product pages have a button that shows the attributes.
+            splits: Split -> range of goals as (first, end), without `end`. If `end` is None, all later goals belong to
+                the split.
         """
         check_installed("webshop", "webshop", MODULES)
         self.observation = check_known("observation", observation, pages.OBSERVATIONS, "webshop")
@@ -109,10 +116,10 @@ class WebShop:
         self._page: pages.Page = []
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the goals of a split, in the original's order.
+        """Return the goals of a split as tasks, in WebShop's order.
 
         Args:
-            split: A key of `splits`.
+            split: Key of the setting `splits`.
         """
         check_known("split", split, self.splits, "webshop")
         goals = self._goals
@@ -123,7 +130,7 @@ class WebShop:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Open the shop. The seed has no effect, since nothing here is random."""
+        """Return the search page. The seed has no effect, since the environment is deterministic."""
         self._visit = None
         return self._observe(_Visit(task, *self._meant(task)))
 
@@ -147,15 +154,18 @@ class WebShop:
         return self._observe(self._click(visit, value, part.kind))
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return a scripted buyer's actions: it knows the product that was meant, and searches until it is listed.
+        """Return the actions of a scripted buyer, which knows the product for which the goal was written.
 
-        It searches by the words of the goal first, and by the product's title only if that does not list it.
+        The buyer tries three queries, and takes the query that lists the product on the earliest page.
+
+        Raises:
+            EnvironmentFailure: If no query lists the product.
         """
         goal, meant = self._meant(task)
         return shopping_list(self._index, goal, meant, _RESULTS)
 
     def close(self) -> None:
-        """Do nothing: the process shares the index."""
+        """End the episode. The index stays open, since all instances of the process share it."""
         self._visit = None
 
     @cached_property
@@ -175,7 +185,11 @@ class WebShop:
         return (numbers[0], self._product(numbers[0])) if numbers else None
 
     def _meant(self, task: Task) -> tuple[Goal, Product]:
-        """Return the goal of a task and the product it was written for."""
+        """Return the goal of a task, and the product for which it was written.
+
+        Raises:
+            EnvironmentFailure: If the task has no goal, or the catalogue does not have the product.
+        """
         try:
             goal = Goal(**task.data)
         except TypeError as error:
@@ -191,7 +205,7 @@ class WebShop:
         return goal, found[1]
 
     def _click(self, visit: _Visit, value: str, kind: str) -> _Visit:
-        """Press any button of the page except the button that buys."""
+        """Return the state after clicking on a part of the page other than `Buy Now`."""
         if kind == "product":
             found = self._find(value)
             assert found is not None
@@ -230,7 +244,7 @@ class WebShop:
         return pages.sub_page(said, visit.product, visit.page)
 
     def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
-        """Return the shopper's current page, for a shopper that is on a page from now on."""
+        """Make a state the current one, and return the observation of its page."""
         self._visit, self._page = visit, self._open_page(visit)
         clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(
@@ -242,7 +256,7 @@ class WebShop:
 
 
 def _state_key(visit: _Visit) -> str:
-    """Return the key of the shopper's page and choices."""
+    """Return the `state_key` of a page and the chosen options."""
     asin = visit.product.asin if visit.product else ""
     chosen = sorted(visit.chosen.items())
     return short_hash(repr([visit.task.id, visit.page, visit.query, visit.number, asin, chosen]))

@@ -1,4 +1,4 @@
-"""WebShop's pages: their content, and how they are written as text."""
+"""WebShop's pages: their content, and their formats as text."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from dataclasses import dataclass
 from perturn.envs.webshop.data import Product
 
 WINDOW = 10
-"""Products on one page of results."""
+"""Number of products on a page of results."""
 
 SUBPAGES = ("description", "features", "reviews", "attributes")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a page."""
+    """One element of a page."""
 
     text: str
     kind: str = "text"
-    """`text`, `button`, `product`, `option`, or `input`, which cannot be clicked."""
+    """Kind of the element. `button`, `product` and `option` can be clicked; `text` and `input` cannot."""
     clicked: bool = False
+    """Whether the option is chosen, or the product was opened before."""
 
     @property
     def click(self) -> str | None:
-        """Name of a link or button in `click[...]`."""
+        """Value that `click[...]` takes for this element; None if it cannot be clicked."""
         return self.text.lower() if self.kind in ("button", "product", "option") else None
 
 
@@ -32,7 +33,7 @@ Page = list[Part]
 
 
 def search_page(instruction: str) -> Page:
-    """Return where a shopper begins."""
+    """Return the search page, which is the first page of an episode."""
     return [Part("WebShop"), *_instruction(instruction), Part("Search", "input")]
 
 
@@ -42,11 +43,11 @@ def results_page(
     """Return one page of results.
 
     Args:
-        instruction: What is wanted.
-        products: Those on this page.
-        number: Of the page, from 1 on.
-        total: Results on all pages.
-        visited: Products that were opened before.
+        instruction: Instruction of the goal.
+        products: Products on this page.
+        number: Number of the page, from 1.
+        total: Number of results on all pages.
+        visited: Ids of products that were opened before.
     """
     page = [*_instruction(instruction), Part("Back to Search", "button")]
     page.append(Part(f"Page {number} (Total results: {total})"))
@@ -61,7 +62,7 @@ def results_page(
 
 
 def item_page(instruction: str, product: Product, chosen: Mapping[str, str], show_attributes: bool) -> Page:
-    """Return a product, its options, and the button that buys it."""
+    """Return the page of a product, with its options and the button `Buy Now`."""
     page = _head(instruction)
     for name, values in product.options.items():
         page.append(Part(name))
@@ -72,7 +73,7 @@ def item_page(instruction: str, product: Product, chosen: Mapping[str, str], sho
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """Return description, features, reviews or attributes of a product."""
+    """Return the subpage of a product with its description, features, reviews or attributes."""
     if name == "description":
         texts = [product.description]
     elif name == "features":
@@ -96,12 +97,12 @@ def done_page(reward: float) -> Page:
 
 
 def simple_text(page: Page) -> str:
-    """Return the page as one line, as in the original's mode `text`."""
+    """Return a page as one line, as in WebShop's mode `text`."""
     return " [SEP] ".join(part.text for part in page)
 
 
 def rich_text(page: Page) -> str:
-    """Return the page line by line with its buttons marked, as in the original's mode `text_rich`."""
+    """Return a page as lines with marked buttons, as in WebShop's mode `text_rich`."""
     opening = {"product": "\n", "option": "  "}
     lines = [f"You have clicked {part.text}." for part in page if part.kind == "option" and part.clicked]
     for part in page:
@@ -113,7 +114,7 @@ def rich_text(page: Page) -> str:
 
 
 OBSERVATIONS: dict[str, Callable[[Page], str]] = {"text": simple_text, "text_rich": rich_text}
-"""How pages are written."""
+"""Value of the setting `observation` -> function that writes a page as text."""
 
 
 def _instruction(instruction: str) -> Page:

@@ -1,4 +1,4 @@
-"""Reward of a purchase in WebShop: attributes, options, price and the type of product (Yao et al. 2022)."""
+"""Reward of a purchase in WebShop, from attributes, options, price and type of the product (Yao et al. 2022)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _COLORS = (
     "steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow"
 )
 COLORS = tuple(_COLORS.split())
-"""The words that the original takes for colors, in its order: the first that a text holds is its color."""
+"""WebShop's words for colors, in its order. The color of a text is the first of these words that it contains."""
 
 _SIMILAR = 85
-"""Similarity that counts as equal is above this, of 100."""
+"""Two texts count as similar if their similarity, from 0 to 100, is above this."""
 _SMALL_WORDS = (
     "a an and are as at be but by for from if in into is it its no not of on or our that the their then "
     "these this to up was will with without you your small medium large xx xs xl xxl plus new best good "
@@ -30,19 +30,22 @@ _NO_NOUN = frozenset([*COLORS, *_SMALL_WORDS.split()])
 
 
 def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, meant: Product) -> float:
-    """Return the reward of buying a product with the options chosen.
+    """Return the reward of buying a product with chosen options, in [0, 1].
 
-        total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
+        reward = type * (attributes + options + price) / (wanted attributes + wanted options + 1)
+
+    `type` is `type_factor`. `attributes` and `options` count the matching attributes and options. `price` is 1 if the
+    price is within the limit, else 0.
 
     Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as in its code.
-    Differs: at most 1, where the original exceeds it for options that were not wanted but stand in the title; the
-    words compared for the type are picked without a tagger (see `type_factor`).
+    Differs: The reward is at most 1. WebShop's reward exceeds 1 if the title contains chosen options that were not
+    wanted. Nouns for the type are found without a tagger (see `type_factor`).
 
     Args:
-        product: What was bought.
-        chosen: Options by name.
-        goal: What was wanted.
-        meant: The product that the goal was written for.
+        product: Product that was bought.
+        chosen: Name of an option -> its chosen value.
+        goal: Goal of the task.
+        meant: Product for which the goal was written.
     """
     attributes = sum(
         _mentions(product, wanted) or any(similar(own, wanted) for own in product.attributes)
@@ -55,15 +58,21 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
 
 
 def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> int:
-    """Return how many of the chosen options, by name, were wanted."""
+    """Return the number of chosen options that the goal wants."""
     wanted = [color_of(option) for option in goal.options]
     return sum(has_option(product, name, value, wanted) for name, value in chosen.items())
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
-    """Return whether a chosen option is one of those wanted (given as colors), or occurs in the product's text.
+    """Return whether a chosen option is wanted, or occurs in the product's text.
 
-    A size must be the same; of other options similar words will do.
+    A size must equal a wanted option; for other options, similar words count.
+
+    Args:
+        product: The product.
+        name: Name of the option, such as `size`.
+        value: Chosen value.
+        wanted: Wanted values, after `color_of`.
     """
     chosen = color_of(value)
     same = chosen in wanted if name == "size" else any(similar(option, chosen) for option in wanted)
@@ -71,12 +80,12 @@ def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -
 
 
 def color_of(option: str) -> str:
-    """Return the color that an option names, or the option itself."""
+    """Return the first color word in an option's value, or the value itself if it has none."""
     return next((color for color in COLORS if color in option), option)
 
 
 def similar(one: str, other: str) -> bool:
-    """Return whether two texts have nearly the same words, as thefuzz's `token_set_ratio` counts."""
+    """Return whether two texts have nearly the same words, measured by `token_set_ratio` of thefuzz."""
     from rapidfuzz import fuzz, utils
 
     texts = [utils.default_process(re.sub("[\x80-\xff]", "", text)) for text in (one, other)]
@@ -84,10 +93,12 @@ def similar(one: str, other: str) -> bool:
 
 
 def type_factor(product: Product, meant: Product) -> float:
-    """Return whether a product is of the type that was meant.
+    """Return the factor of the reward for the type of a product: 0, 0.1, 0.5, or 1 if the type is right.
 
-    Differs: the original compares the nouns and names of the titles, as a spaCy model tags them. Here these are all
-    words but function words, colors, sizes and a few adjectives that titles are full of.
+    The factor depends on the share of nouns that the titles have in common, on the queries and on the categories.
+
+    Differs: WebShop finds the nouns and names of a title with a spaCy model. Here all words count as nouns except
+    function words, colors, sizes and some adjectives that are frequent in titles.
     """
     wanted = _nouns(meant.title)
     common = len(set(wanted) & set(_nouns(product.title)))

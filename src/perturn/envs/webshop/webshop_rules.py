@@ -1,4 +1,4 @@
-"""The rules of WebShop's protocol, with a worked example of our own; and an expert that buys by a task's attributes."""
+"""Protocol of WebShop, with our own worked example, and a scripted expert that knows the wanted product."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ WEBSHOP_ETO = EpisodeProtocol(
     example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0, max_new_tokens=512),
 )
-"""Song et al. 2024, arXiv:2403.02502: one worked example, the full history, ten steps, greedy. The system text and the
-example are Perturn's, and the search engine is not Lucene, so scores cannot be compared with the paper's scores."""
+"""Settings of Song et al. 2024, arXiv:2403.02502: one worked example, full history, ten turns, greedy decoding. The
+system text and the example are Perturn's, and the search engine is not Lucene. So scores are not comparable with the
+paper's."""
 
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
@@ -72,10 +73,16 @@ _SMALL_TALK = frozenset(_WORDS.split())
 
 
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
-    """Return actions that buy the wanted product with its options; a search shows a limited number of results.
+    """Return actions that find the wanted product, choose its options and buy it.
+
+    Args:
+        index: Index of the catalogue.
+        goal: Goal of the task.
+        meant: Product for which the goal was written.
+        results: Number of results of a search.
 
     Raises:
-        EnvironmentFailure: If no search lists the product.
+        EnvironmentFailure: If no query lists the product.
     """
     query, page = _query(index, goal, meant, results)
     return [
@@ -88,7 +95,7 @@ def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int
 
 
 def choose_options(goal: Goal, product: Product) -> dict[str, str]:
-    """Return the options of a product that serve a goal, by name: the value most like each wanted one."""
+    """Return the options to choose for a goal: name of an option -> value that matches a wanted option."""
     chosen: dict[str, str] = {}
     for wanted in goal.options:
         for name, values in product.options.items():
@@ -102,7 +109,7 @@ def choose_options(goal: Goal, product: Product) -> dict[str, str]:
 
 
 def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tuple[str, int]:
-    """Return the query that lists the product earliest, and the page it is on; of equal ones the first."""
+    """Return the query that lists the product on the earliest page, and the number of that page, from 0."""
     ranked = []
     for query in _queries(goal, meant):
         asins = [index[number]["asin"] for number in index.search(query, results)]
@@ -117,7 +124,7 @@ def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tu
 
 
 def _queries(goal: Goal, meant: Product) -> Iterator[str]:
-    """Yield searches to try: the words of the goal, then those with the catalogue's query, then the title."""
+    """Yield the queries to try: the goal's words, the catalogue's query with the goal's words, and the title."""
     said = _PRICE.sub("", goal.instruction.lower())
     words = " ".join(word for word in re.findall(r"[\w'.-]+", said) if word not in _SMALL_TALK)
     yield words.strip(". ") or meant.title.lower()

@@ -1,1 +1,1 @@
-"""Protocols of model providers, as an endpoint speaks them."""
+"""Server side of the model providers' protocols: chat completions, responses and messages."""

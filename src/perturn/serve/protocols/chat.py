@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESERVED = frozenset(
         *("sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
     )
 )
-"""Names that no template variable can have: arguments of the function that writes a conversation."""
+"""Names that template variables cannot have, since they are arguments of `apply_chat_template`."""
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Limit = Annotated[int, Field(ge=1, le=10**9)]
@@ -64,10 +64,14 @@ class ChatRequest(Strict):
 
 
 class Chat:
-    """Chat completions, whole and streamed."""
+    """The chat completions protocol, with and without streaming."""
 
     def read(self, body: bytes) -> Ask:
-        """Read a request."""
+        """Parse the body of a request.
+
+        Raises:
+            Refusal: If the body is malformed, or a parameter is not supported.
+        """
         found = read_body(ChatRequest, body)
         check_plain(found.chat_template_kwargs, "chat_template_kwargs")
         if reserved := sorted(RESERVED & (found.chat_template_kwargs or {}).keys()):
@@ -96,7 +100,7 @@ class Chat:
         )
 
     def new_id(self) -> str:
-        """Return the identity of a new response."""
+        """Return the id of a new response."""
         return new_id("chatcmpl-")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
@@ -154,17 +158,17 @@ class Chat:
 
 
 def openai_error(error: Refusal) -> dict[str, Any]:
-    """Return an error in the form of OpenAI's protocols."""
+    """Return an error as JSON data in the form of OpenAI's APIs."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def wanted_format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the form that an answer must have; None for text.
+    """Return the requested response format; None for text.
 
     Raises:
-        Refusal: If the protocol does not know it.
+        Refusal: If the format is unknown.
     """
     if given is None or given.get("type") == "text":
         return None
@@ -196,7 +200,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _logprobs(reply: Reply, index: int) -> dict[str, Any]:
-    """Return the log-probability of each sampled token, the end of turn included, at temperature 1."""
+    """Return the log-probability of each sampled token at temperature 1, in nats, including the end-of-turn token."""
     found = zip(reply.token_texts[index], reply.answers[index].action.logprobs or (), strict=True)
     content = [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}

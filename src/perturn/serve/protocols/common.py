@@ -1,4 +1,4 @@
-"""Parts that the protocols share: reading of bodies and conversations, and server-sent events."""
+"""Helpers that the protocols share: parsing of request bodies, checks, and server-sent events."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "best_of": (1,),
 }
-"""Parameters that would change sampling and that no engine here supports, each with the values that change nothing."""
+"""Unsupported sampling parameter -> its accepted values, which have no effect on sampling."""
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
-    """The body of a request; unknown keys are ignored, unless they change sampling."""
+    """Base class of request bodies. Unknown keys are ignored, unless they change sampling."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -40,18 +40,18 @@ Body = TypeVar("Body", bound=Strict)
 
 
 class ServedProtocol(Protocol):
-    """A protocol of model providers, as an endpoint speaks it."""
+    """Interface of a model provider's protocol, server side."""
 
     def read(self, body: bytes) -> Ask:
-        """Read a request.
+        """Parse the body of a request.
 
         Raises:
-            Refusal: If it is malformed, or asks for what cannot be done.
+            Refusal: If the body is malformed, or a parameter is not supported.
         """
         ...
 
     def new_id(self) -> str:
-        """Return the identity of a new response."""
+        """Return the id of a new response."""
         ...
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
@@ -72,10 +72,10 @@ class ServedProtocol(Protocol):
 
 
 def read_body(kind: type[Body], body: bytes) -> Body:
-    """Read a body by its schema.
+    """Parse a body by its schema.
 
     Raises:
-        Refusal: Naming the first value that is wrong.
+        Refusal: If the body is malformed, or a parameter is not supported. The message names the first wrong value.
     """
     try:
         found = kind.model_validate_json(body)
@@ -100,28 +100,28 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 
 def check_plain(value: object, param: str) -> None:
-    """Reject values that cannot be stored or rendered, such as NaN.
+    """Check that a value can be stored and rendered; NaN, for example, cannot.
 
     Raises:
-        Refusal: Naming the part.
+        Refusal: If the value cannot be stored or rendered. The message names the wrong part.
     """
     if found := fault(value, param):
         raise Refusal(400, f"{found}.", "invalid_value", param)
 
 
 def new_id(prefix: str) -> str:
-    """Return an identity that no other response has, of this process or another one."""
+    """Return an id that no other response has, in this process or another one."""
     return f"{prefix}{_STEM}{next(_NUMBERS):08x}"
 
 
 def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return stop texts as a tuple, without empty ones."""
+    """Return the non-empty stop texts as a tuple."""
     given = [value] if isinstance(value, str) else value or []
     return tuple(text for text in given if text)
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tuple[Mapping[str, Any], ...]:
-    """Return tools in the form of chat templates.
+    """Check tools, and return them in the form that chat templates expect.
 
     Raises:
         Refusal: If a tool is not a function.
@@ -148,10 +148,10 @@ def event(data: Mapping[str, Any], name: str | None = None) -> str:
 
 
 def pieces(text: str, size: int = 200) -> Iterable[str]:
-    """Return a text in parts, as a stream sends it."""
+    """Split a text into parts of at most `size` characters, for streaming."""
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
 def usage_of(reply: Reply) -> tuple[int, int]:
-    """Return tokens of the prompt and of the answers."""
+    """Return the numbers of tokens of the prompt and of the answers."""
     return reply.prompt_tokens, reply.answer_tokens

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -60,10 +60,14 @@ class MessagesRequest(Strict):
 
 
 class Messages:
-    """Messages, whole and streamed."""
+    """The messages protocol, with and without streaming."""
 
     def read(self, body: bytes) -> Ask:
-        """Read a request."""
+        """Parse the body of a request.
+
+        Raises:
+            Refusal: If the body is malformed, or a parameter is not supported.
+        """
         found = read_body(MessagesRequest, body)
         system = [{"role": "system", "content": found.system}] if found.system else []
         said = [each for index, message in enumerate(found.messages) for each in _split(message, index)]
@@ -86,7 +90,7 @@ class Messages:
         )
 
     def new_id(self) -> str:
-        """Return the identity of a new response."""
+        """Return the id of a new response."""
         return new_id("msg_")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
@@ -142,7 +146,15 @@ class Messages:
 
 
 def _split(message: _Message, index: int) -> list[dict[str, Any]]:
-    """Return a message whose blocks become messages of our form: results of tools are separate messages."""
+    """Convert a message into chat-completions messages; each tool result becomes a separate message.
+
+    Args:
+        message: Message with text or with content blocks.
+        index: Index of the message, for error messages.
+
+    Raises:
+        Refusal: If a block is of an unsupported type.
+    """
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[dict[str, Any]] = []
@@ -179,7 +191,7 @@ def _function(tool: _Tool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return arguments as an object; anything else is put under the key `arguments`."""
+    """Parse a call's arguments as a JSON object; any other value is returned under the key `arguments`."""
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -188,7 +200,7 @@ def _object(arguments: str) -> Any:
 
 
 def _delta(block: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return key, type and text of the parts of a block."""
+    """Return the key, type and text with which a content block is streamed."""
     if block["type"] == "tool_use":
         return "partial_json", "input_json_delta", json.dumps(block["input"])
     return block["type"], f"{block['type']}_delta", str(block[block["type"]])

@@ -1,4 +1,4 @@
-"""OpenAI's responses, as far as agents use them: items of text, function calls and their results."""
+"""OpenAI's responses API, with the items that agents use: messages, function calls and their results, and reasoning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perturn.serve.protocols.common import (
 )
 
 _THOUGHT = {"role", "content", "reasoning_content"}
-"""Keys of a message that so far holds a thought alone."""
+"""Keys of a message that contains only a thought."""
 
 
 class ResponsesRequest(Strict):
@@ -38,10 +38,14 @@ class ResponsesRequest(Strict):
 
 
 class Responses:
-    """Responses, whole and streamed."""
+    """The responses protocol, with and without streaming."""
 
     def read(self, body: bytes) -> Ask:
-        """Read a request. What `previous_response_id` names is put before it by the endpoint."""
+        """Parse the body of a request. The endpoint later prepends the conversation of `previous_response_id`.
+
+        Raises:
+            Refusal: If the body is malformed, or a parameter is not supported.
+        """
         found = read_body(ResponsesRequest, body)
         items = [{"role": "user", "content": found.input}] if isinstance(found.input, str) else found.input
         system = [{"role": "system", "content": found.instructions}] if found.instructions else []
@@ -68,7 +72,7 @@ class Responses:
         )
 
     def new_id(self) -> str:
-        """Return the identity of a new response."""
+        """Return the id of a new response."""
         return new_id("resp_")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
@@ -136,7 +140,7 @@ class Responses:
         return event({"type": "error", "sequence_number": 0, **said, "error": said}, "error")
 
     def _begun(self, reply: Reply, ask: Ask) -> dict[str, Any]:
-        """Return a response before its answer."""
+        """Return the JSON data of a response that is still in progress."""
         return {
             "id": reply.id,
             "object": "response",
@@ -162,14 +166,18 @@ class Responses:
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items of an input as messages; calls and thoughts join the assistant message next to them."""
+    """Convert the items of an input into messages; calls and thoughts are merged into the adjacent assistant message.
+
+    Raises:
+        Refusal: If an item is of an unsupported type.
+    """
     found: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         kind, where = item.get("type", "message"), f"input[{index}]"
         if kind == "message" and isinstance(item.get("role"), str):
             message = {"role": item["role"], "content": item.get("content")}
             if item["role"] == "assistant" and found and found[-1].keys() == _THOUGHT:
-                message = found.pop() | message  # its thought stands before it
+                message = found.pop() | message  # the previous item was the thought of this message
             found.append(message)
         elif kind == "function_call" and isinstance(item.get("name"), str):
             function = {"name": item["name"], "arguments": item.get("arguments", "{}")}
@@ -194,7 +202,11 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return a tool in the form of chat templates."""
+    """Return a tool in the form that chat templates expect.
+
+    Raises:
+        Refusal: If the tool is not a function.
+    """
     if tool.get("type") != "function":
         raise Refusal(
             400,
@@ -207,7 +219,7 @@ def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _chat_form(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an answer in the form of chat completions."""
+    """Return a response format in the form of the chat completions API."""
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}

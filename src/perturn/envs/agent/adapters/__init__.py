@@ -1,1 +1,1 @@
-"""Adapters: each is run by its path in the interpreter of its library, and imports nothing of Perturn."""
+"""Adapters to other libraries. Each file runs as a script in the library's interpreter, so none imports Perturn."""

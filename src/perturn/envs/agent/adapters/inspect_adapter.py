@@ -1,7 +1,7 @@
-"""Tasks of inspect-ai: a source is `file.py@task`, as `inspect eval` takes it, or `file.py@task#score`.
+"""Adapter for tasks of inspect-ai. A source is `file.py@task`, as for `inspect eval`, or `file.py@task#score`.
 
-Inspect runs the solver and the scorer of the task on one sample, with the model that the policy answers. The reward is
-the value of the score as Inspect's metrics read it: of the score that the source names, else of the first.
+Inspect runs the task's solver and scorer on one sample, with the policy as the model. The reward is the value of the
+named score, or of the first score, converted to a number as Inspect's metrics do.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from inspect_ai.scorer import value_to_float
 
 
 def tasks(source: str) -> Iterator[dict[str, Any]]:
-    """List the samples of a task."""
+    """Yield one task for each sample of an Inspect task."""
     name = source.rpartition("@")[2].partition("#")[0]
     for key in _samples(_task(source)):
         yield {"id": f"{name}/{key}", "source": source, "sample": key}
 
 
 async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
-    """Evaluate one sample; return its score."""
+    """Evaluate one sample and return its score as the reward."""
     whole = _task(task["source"])
     one = task_with(whole, dataset=MemoryDataset([_samples(whole)[task["sample"]]]))
     model = get_model(
         "openai-api/policy/policy", base_url=str(client.base_url), api_key=client.api_key, memoize=False
     )
-    with tempfile.TemporaryDirectory() as folder:  # the samples of a log are read from its file
+    with tempfile.TemporaryDirectory() as folder:  # Inspect reads the samples of a log from the log's file
         (log,) = await eval_async(
             one, model=model, log_dir=folder, epochs=1, fail_on_error=True, log_realtime=False
         )
@@ -51,7 +51,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
 
 
 def _reward(scores: dict[str, Any], wanted: str) -> float:
-    """Return the value of a score; a score of several values is read by its key."""
+    """Return the value of a score; a score with several values is looked up by the key of the value."""
     values = {key: score.value for key, score in scores.items()}
     for key, value in list(values.items()):
         values |= {each: value[each] for each in value} if isinstance(value, dict) else {key: value}
@@ -63,14 +63,14 @@ def _reward(scores: dict[str, Any], wanted: str) -> float:
 
 
 def _samples(task: Task) -> dict[str, Sample]:
-    """Return the samples by the ids that Inspect knows them by."""
+    """Return the samples by id; samples without an id are numbered from 1, as Inspect does."""
     for number, sample in enumerate(task.dataset):
         sample.id = number + 1 if sample.id is None else sample.id
     return {str(sample.id): sample for sample in task.dataset}
 
 
 def _task(source: str) -> Task:
-    """Call the function of a file that makes the task."""
+    """Import the file of a source and call its function that makes the task."""
     file, _, name = source.partition("#")[0].rpartition("@")
     path = Path(file).resolve()
     sys.path.insert(0, str(path.parent))

@@ -1,8 +1,9 @@
-"""Servers of OpenEnv 0.10 with tools (MCP): a source is an address and the seeds that are tasks, `http://host:8000#0:8`.
+"""Adapter for servers of OpenEnv 0.10 with MCP tools. A source is `http://host:8000#0:8`: an address and a seed range.
 
-The policy is shown what `reset` says and the tools of the server. An answer without calls ends the episode, as does the
-server. With `http://host:8000#0:8@tool`, an answer without calls is the argument of this tool, for policies that call
-none. The reward is the last that a step gave, as OpenEnv's own collection counts it, and 0 if none gave one.
+Each seed is a task. The policy sees the observation of `reset` and the server's tools. The episode ends when the server
+says so, or with an answer without tool calls. For policies that cannot call tools, a source `http://host:8000#0:8@tool`
+names a tool: an answer without calls is then passed to this tool as its argument. The reward is the last reward of a
+step, as in OpenEnv's own collection of episodes, and 0 if no step gave a reward.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from openenv.core.mcp_client import MCPToolClient
 
 
 def tasks(source: str) -> Iterator[dict[str, Any]]:
-    """List a task for each seed."""
+    """Yield one task for each seed of a source."""
     url, _, rest = source.rpartition("#")
     seeds, _, tool = rest.partition("@")
     first, mark, end = seeds.partition(":")
@@ -35,7 +36,7 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
         sys.exit(f"expected an address and seeds such as http://localhost:8000#0:8, got {source!r}")
     try:
         schemas = asyncio.run(_schemas(url))
-    except Exception as error:  # noqa: BLE001  the client is code of others
+    except Exception as error:  # noqa: BLE001  the client library may raise anything
         sys.exit(f"no OpenEnv server answers at {url}: {error}; start it.")
     if tool and not schemas.get(tool, {}).get("properties"):
         sys.exit(f"{url} has no tool {tool!r} with an argument; it has {', '.join(schemas) or 'none'}")
@@ -45,13 +46,13 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 async def _schemas(url: str) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each tool of a server."""
+    """Return the JSON schema of each tool's arguments, by the tool's name."""
     async with MCPToolClient(base_url=url) as world:
         return {each.name: each.input_schema for each in await world.list_tools()}
 
 
 async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
-    """Play an episode with the tools of a server."""
+    """Play an episode with a server's tools and return its reward."""
     reward = 0.0
     async with MCPToolClient(base_url=task["url"]) as world:
         posed = await world.reset(seed=task["number"], episode_id=f"{task['id']}-{task['seed']}")
@@ -73,7 +74,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
                 answer = await client.chat.completions.create(model="policy", messages=messages, tools=tools)
             except APIStatusError as error:
                 if error.code in ("limit_reached", "context_length_exceeded"):
-                    break  # the episode is truncated, and keeps its reward
+                    break  # a limit truncates the episode, which keeps its reward
                 raise
             said = answer.choices[0].message
             messages.append(said.model_dump(exclude_none=True))
@@ -93,7 +94,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
 
 
 async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | None, bool]:
-    """Return the result of a call, its reward, and whether it ended the episode."""
+    """Execute a tool call; return its result, its reward, and whether it ended the episode."""
     try:
         read = json.loads(arguments or "{}")
     except ValueError:
@@ -110,7 +111,7 @@ async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | Non
 
 
 def _posed(seen: Any) -> str:
-    """Return the text of an observation: its only text, else all its fields as JSON."""
+    """Return the text of an observation: its text field if there is exactly one, else all fields as JSON."""
     fields = seen.model_dump(exclude={"done", "reward", "metadata"})
     texts = [each for each in fields.values() if isinstance(each, str) and each]
     return texts[0] if len(texts) == 1 else _text(fields)

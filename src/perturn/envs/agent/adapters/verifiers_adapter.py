@@ -1,7 +1,7 @@
-"""Tasksets and harnesses of verifiers 0.4: a source of tasks is a configuration of `vf-eval`, as TOML.
+"""Adapter for tasksets and harnesses of verifiers 0.4. A source is the path of a TOML configuration of `vf-eval`.
 
-The configuration names the taskset, harness, environment and runtime; its modules may lie next to it. `select` picks
-the tasks. Its `client`, `model` and `sampling` are ignored, since the policy answers.
+The configuration names the taskset, harness, environment and runtime. Their modules may be in its folder. The key
+`select` chooses the tasks. `client`, `model` and `sampling` are ignored, since the policy answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verifiers.v1.utils.loaders import load_environment, load_taskset
 
 
 def tasks(source: str) -> Iterator[dict[str, Any]]:
-    """List the tasks that a configuration selects."""
+    """Yield the tasks that a configuration selects."""
     config = _config(source)
     for task in load_taskset(config.env.taskset).select(config.select):
         row = task.data.model_dump(mode="json")
@@ -43,7 +43,7 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
-    """Run one episode of verifiers' environment; return the reward of the agents that the policy answers."""
+    """Run one episode of verifiers' environment; return the mean reward of its trainable agents."""
     config = _config(task["source"])
     context = ModelContext(
         model="policy",
@@ -62,7 +62,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
 
 
 def _config(source: str) -> EvalConfig:
-    """Read a configuration, and search its folder for modules; servers of tools do so too."""
+    """Read a configuration, and put its folder on `sys.path` and `PYTHONPATH`, so that tool servers find it too."""
     folder = str(Path(source).resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -72,7 +72,7 @@ def _config(source: str) -> EvalConfig:
 
 
 def _check(errors: list[Any], traces: list[vf.Trace]) -> None:
-    """End the episode as failed if verifiers reports a failure."""
+    """Exit with an error if verifiers reports one or ran no trainable agent; the episode is then FAILED."""
     wrong = [*errors, *(each.last_error for each in traces if not each.ok)]
     if wrong or not traces:
         said = wrong[-1] if wrong else None
