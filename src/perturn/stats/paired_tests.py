@@ -132,7 +132,7 @@ def _sign_flip_p_value(difference: Floats) -> float:
     moving = np.abs(difference[difference != 0])
     if moving.size == 0:
         return 1.0
-    observed = abs(float(difference.sum())) - 1e-9 * float(moving.sum())  # tolerance for rounding of equal sums
+    observed = abs(float(difference.sum())) - 1e-9 * float(moving.sum())  # equal sums may round apart
     if moving.size <= MOST_TO_ENUMERATE:
         codes = np.arange(2**moving.size)[:, None] >> np.arange(moving.size) & 1
         return float((np.abs((1.0 - 2.0 * codes) @ moving) >= observed).mean())
