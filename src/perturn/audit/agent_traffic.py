@@ -25,8 +25,7 @@ class Traffic:
     opened: int = 0
     """Number of turns that start another conversation without changing an earlier message, as a sub-agent does."""
     broken: Counter[str] = field(default_factory=Counter)
-    """Number of turns that start another conversation because part of an earlier one was changed, by the changed
-    part."""
+    """Number of turns that start another conversation because an earlier message was changed, by the changed part."""
 
     def add(self, episode: Trajectory) -> None:
         """Count the turns of an episode."""

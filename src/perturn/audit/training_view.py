@@ -54,7 +54,7 @@ def view_of(
         data: A source of rows, or a run folder.
         model: Model whose tokenizer is used.
         loss_name: Loss whose weights are shown. If None, it is the loss of the run's alignment, or else tlm-dre.
-        max_length: Length limit in tokens. If None, the run's limit is used, if it has one.
+        max_length: Length limit in tokens. If None, the run's limit is used, or else no limit.
         chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
 
     Raises:

@@ -39,7 +39,7 @@ _WORDS = {
     "unmatched": "of no call of the log",
     "other_names": "of other names",
 }
-"""Descriptions of the bins."""
+"""Descriptions of the bins into which imported turns, calls and entries are counted."""
 
 
 @command(

@@ -77,7 +77,7 @@ class Effort(Protocol):
 
     @property
     def left(self) -> float:
-        """Amount that is left, as far as it is known."""
+        """Estimated amount that is left."""
 
 
 class Tokens:

@@ -1,4 +1,4 @@
-"""Convert messages of public chat formats to Perturn's format. Only this module knows the keys of those formats.
+"""Convert messages of public chat formats to Perturn's format. No other module knows the keys of public formats.
 
 The module knows the keys of TRL, OpenAI (chat and fine-tuning), axolotl, ms-swift, LLaMA-Factory and ShareGPT, and of
 servers of the chat-completions protocol. It reads rows of data sets, answers of servers, and imported episodes. In
@@ -31,7 +31,7 @@ _ALIASES = {
     **dict.fromkeys(("function", "function_response", "ipython", "observation", "tool_response"), "tool"),
 }
 _CALLS = ("function_call", "tool_call")
-"""Roles of LLaMA-Factory and ms-swift. A message of such a role holds tool calls, as JSON text in its content."""
+"""Roles of LLaMA-Factory and ms-swift for messages whose content is the JSON text of tool calls."""
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 """Pattern of reasoning in front of the JSON text of tool calls."""
@@ -64,7 +64,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
     Args:
         value: A list of messages.
         where: Location of the conversation, for error messages.
-        unread: The function adds the ignored keys whose values differ from their defaults.
+        unread: Set to which ignored keys are added, unless they hold their defaults.
 
     Raises:
         DataError: If a message cannot be read, or asks for an unsupported kind of training.

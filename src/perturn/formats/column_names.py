@@ -48,7 +48,7 @@ _METADATA = re.compile(
 
 
 class Columns(NamedTuple):
-    """Columns of a row that are read, under TRL's names."""
+    """The supported columns of a row, under TRL's names."""
 
     read: dict[str, Any]
     shape: str
@@ -56,13 +56,13 @@ class Columns(NamedTuple):
 
 
 def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> Columns:
-    """Return the columns of a row that are read, as plain data, under TRL's names.
+    """Return the supported columns of a row as plain data, under TRL's names.
 
     Args:
         row: The row.
         where: Location of the row, for error messages.
         filled: Whether the row comes from Arrow.
-        unread: The function adds the ignored columns that hold a value, unless they are metadata.
+        unread: Set to which ignored columns are added, unless they are empty or metadata.
 
     Raises:
         DataError: If a column holds no plain data, if the row asks for an unsupported kind of training, or if the row

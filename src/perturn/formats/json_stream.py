@@ -23,7 +23,7 @@ _REMEDY = "Correct it, or get the file again."
 
 @dataclass(frozen=True)
 class Record:
-    """One object of a file, or the error met in its place."""
+    """One object of a file, or an error if the object cannot be read."""
 
     number: int
     """Number in the source, from 1. JSON lines count lines; other sources count rows."""
@@ -67,8 +67,8 @@ def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
 def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of a JSON array, or of a text of JSON objects one after the other.
 
-    A value that is not an object gives a record with an error, and reading continues. Text that is no JSON gives such a
-    record too. It ends the reading, because nothing tells where the next value begins.
+    A value that is not an object gives a record with an error, and reading continues. Text that is no JSON gives a
+    record with an error too. Reading then ends, because the beginning of the next value is unknown.
     """
     opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
     try:

@@ -59,7 +59,7 @@ def read_row(
     Args:
         row: The object.
         number: Number of the row, for the id of its task.
-        tally: The function counts the row's format and its ignored columns here.
+        tally: Counters of formats and ignored columns, which are increased.
         index: Number of the row for error messages. If None, they say `row`.
         filled: Whether the row comes from Arrow; see `from_trl`.
 
@@ -139,7 +139,7 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
 
     Args:
         source: Source returned by `open_rows`.
-        tally: The function counts formats and ignored columns here.
+        tally: Counters of formats and ignored columns, which are increased.
 
     Raises:
         DataError: If the source cannot be read to its end.

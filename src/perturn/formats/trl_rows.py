@@ -26,7 +26,7 @@ ONLY_KTO = (
     "label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of chosen and "
     "rejected."
 )
-"""Error for a labelled row where the loss reads no labels."""
+"""Error for a labelled row, if the loss does not read labels."""
 _FORMS = (
     "messages (or conversations); prompt and completion; prompt, chosen and rejected; chosen and rejected; text; "
     "instruction and output"
@@ -60,9 +60,9 @@ def from_trl(
         row: The row. Numpy arrays are read as lists.
         task_id: Id of the task. The sides of a pair are samples 0 and 1 of the task.
         index: Number of the row, for error messages.
-        counts: The function counts dropped messages after the last assistant message under `trailing_messages`, and
-            each ignored key of the row or its messages under its name.
-        shapes: The function counts the recognised format of the row here.
+        counts: Counter of ignored keys of the row and its messages. Messages dropped after the last assistant message
+            are counted under `trailing_messages`.
+        shapes: Counter of recognised formats.
         filled: Whether the row comes from Arrow. This is also assumed of a row whose messages all have the same keys,
             some with None.
     """

@@ -64,7 +64,7 @@ def what_text(text: str, name: str) -> str:
 
 
 def what_wrapper(row: Mapping[str, Any]) -> str | None:
-    """Name the key of an object that holds a list of rows; return None if no key, or more than one, does."""
+    """Name the only key of an object that holds a list of objects, as the place of the rows; else return None."""
     lists = [
         key
         for key, value in row.items()

@@ -188,7 +188,7 @@ def within_bounds(found: Estimate) -> Estimate:
 
     The correction for noise can move an estimate outside [0, 1]. Such an estimate becomes 0 or 1, and its interval
     moves by the same distance. Then the interval is cut at 0 and 1. Every probability is at least as near to the new
-    estimate as to the old one. So the new interval contains the true probability whenever the old interval did. An
+    estimate as to the old estimate. So the new interval contains the true probability whenever the old interval did. An
     infinite interval stays infinite.
 
     Score and logit intervals would also stay inside [0, 1], but they are undefined for an estimate outside it.

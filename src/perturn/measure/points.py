@@ -51,7 +51,7 @@ class Continuation:
     number: int
     """Number of the continuation among all continuations of its point, from 0."""
     reward: float
-    """Sum of rewards from the turn of the point on, in units of reward."""
+    """Sum of rewards after the point, in units of reward."""
     success: bool
     turns: int
     """Number of turns that were played."""

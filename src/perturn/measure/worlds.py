@@ -45,7 +45,7 @@ def check_world(
 
     Args:
         env: The environment.
-        episodes: Recorded episodes, of which the first `REPLAYED` are replayed.
+        episodes: Recorded episodes. Only the first `REPLAYED` are replayed.
         protocol: Protocol of the recorded episodes.
         has_user: Whether a model plays the user.
 

@@ -79,7 +79,7 @@ class CreditComparison:
     """Comparison of two credits on the same episodes. Intervals are at 95 % and clustered by task."""
 
     episodes: int
-    """Number of compared episodes: those that at least one of the credits trains."""
+    """Number of episodes that at least one of the credits trains. Only these are compared."""
     turns: int
     across: Estimate | None
     """Spearman's rank correlation over all turns; None if a credit is constant."""

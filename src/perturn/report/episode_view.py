@@ -74,7 +74,7 @@ def body(
 
 
 def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the tokens of each turn with their log-probabilities, in -0.001 nats; None if they are unknown.
+    """Return the tokens of each turn and their log-probabilities, in thousandths of a nat below 0; None if unknown.
 
     Args:
         trajectory: The episode.

@@ -105,7 +105,7 @@ class Plan:
         self.study, self._recipe = study, recipe
         section = recipe.get("cluster")
         self.cluster = None if section is None else _cluster(section)
-        """Cluster of the recipe, which all cells share, with one cell on a node; None to run the cells on this
+        """Cluster of the recipe, which all cells share, where each cell runs on a node. If None, cells run on this
         machine."""
         self.points = {
             (environment, method): self._points(environment, method)

@@ -80,8 +80,8 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
 
     Args:
         board: The study and its progress.
-        workers: The value of `--workers`. If None, the study's setting is used. Without either, cells run at once until
-            each training process has a core, and only one cell at a time runs on a GPU.
+        workers: The value of `--workers`. If None, the study's setting is used. Without either, a machine without GPUs
+            runs as many cells as give each training process a core. A machine with GPUs runs one cell at a time.
 
     Raises:
         ConfigError: If training processes of cells that run at once would share cores or GPUs.

@@ -1,4 +1,4 @@
-"""Find the stages that cells of a study share. One cell runs such a stage, and the others copy its files.
+"""Find the stages that cells of a study share. One cell runs a shared stage, and the others copy its files.
 
 Finished stages of other studies are copied too.
 """

@@ -29,7 +29,8 @@ from perturn.types import Environment, PreferencePair
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
     """Check the recipe of each cell as `perturn run` would, and check that no tuning or test task is trained on.
 
-    Cells may differ only in their seeds and swept settings. The environment and the model are opened for one of them.
+    Cells may differ only in their seeds and swept settings. The environment and the model are then opened for only one
+    cell.
 
     Args:
         study: The study.

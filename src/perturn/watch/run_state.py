@@ -68,7 +68,7 @@ class Score:
     success_rate: float
     failed: int
     drawn: int | None = None
-    """Number of played episodes if the score is best-of-n, where only the best episodes are scored; else None."""
+    """Number of played episodes for a best-of-n score, which counts only the best of them; else None."""
     asked: int | None = None
     """Requested number of episodes of the evaluation."""
 
@@ -106,7 +106,7 @@ class State:
 
 
 class Watcher:
-    """Repeated reader of a run folder. It reads only what was added since the last look."""
+    """Repeated reader of a run folder. Each look reads only the added lines."""
 
     def __init__(self, folder: Path) -> None:
         """Open a run.

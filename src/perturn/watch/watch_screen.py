@@ -33,7 +33,7 @@ _TRAINED = ("trained", "kept")
 """Bins of episodes that are trained on."""
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 40
-"""Maximum number of iterations in the line of bars."""
+"""Maximum number of last iterations in the sparkline."""
 _SCORES = 4
 """Maximum number of last scores that are shown besides the first two policies."""
 
@@ -101,7 +101,7 @@ def _shown(state: State) -> list[Stage]:
 
 
 def _iterations(state: State) -> list[RenderableType]:
-    """Return the display of the current iteration, the success of all iterations, and the numbers of the last ones."""
+    """Return the display of the current iteration, a sparkline of all iterations, and the numbers of the last few."""
     done = state.iterations
     numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
     head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
@@ -128,7 +128,7 @@ def _iterations(state: State) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return shares as a line of bars. A share of 1 has the highest bar."""
+    """Return shares as a sparkline of block characters. A share of 1 has the highest block."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
@@ -141,7 +141,7 @@ def rate(one: Iteration) -> str:
 
 
 def ledger(one: Iteration) -> str:
-    """Return the bins of an iteration, trained ones first, and the requested number if the bins do not add up to it."""
+    """Return the bins of an iteration, trained bins first, and the requested number if the bins add up to less."""
     bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
     said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
     return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"

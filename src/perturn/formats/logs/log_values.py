@@ -12,7 +12,7 @@ from perturn.io.plain_data import mended, mismatch
 from perturn.io.read_input import parse_json
 
 _LONGEST = 1000
-"""Maximum length of an id or a name, in characters; longer ones are cut."""
+"""Maximum length of an id or a name, in characters. Longer values are cut."""
 _UP = (
     "up",
     "thumbs_up",

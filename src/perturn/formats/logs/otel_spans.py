@@ -97,7 +97,7 @@ class _Source:
 
 @dataclass
 class _Events:
-    """Messages of a call of which more events may follow."""
+    """Messages of a call whose answer has not arrived yet."""
 
     where: str
     messages: list[dict[str, Any]] = field(default_factory=list)

@@ -127,7 +127,7 @@ def numbers(value: Any, where: str, kind: type = float, length: int | None = Non
     """Check that a value is a list of numbers, or of token ids if the kind is int, and return it.
 
     Raises:
-        DataError: If the value is no such list, or has another length than expected.
+        DataError: If the value is not such a list, or its length differs from `length`.
     """
     allowed = (int, float) if kind is float else (int,)
     if not isinstance(value, list) or any(

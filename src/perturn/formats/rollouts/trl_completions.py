@@ -70,7 +70,7 @@ def _completion(record: Mapping[str, Any], where: str, fields: Fields) -> Rollou
 
 
 def _scores(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
-    """Yield the value of each reward function. Every column of numbers without another meaning is one."""
+    """Yield the value of each reward function. Every column of numbers without another meaning belongs to one."""
     for name, value in record.items():
         wanted = name == fields.score if fields.score is not None else name not in _KNOWN
         if wanted and not isinstance(value, str) and (number := score_value(value)) is not None:

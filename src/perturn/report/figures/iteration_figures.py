@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values that are drawn in one figure."""
+    """Values to draw together in one figure."""
 
     title: str
     lines: tuple[Line, ...]
@@ -128,7 +128,7 @@ def _add_scores(
 
 
 def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
-    """Draw a value by iteration for several runs; None if no run has the value in two iterations.
+    """Draw a value by iteration for several runs; None if no run has the value at two or more iterations.
 
     Args:
         runs: Iterations of each run, by the run's name.

@@ -136,7 +136,7 @@ MOST_POINTS = 2000
 
 @dataclass(frozen=True)
 class Chart:
-    """Logged values that are drawn in one figure."""
+    """Logged values to draw together in one figure."""
 
     title: str
     keys: tuple[str, ...]
