@@ -24,7 +24,7 @@ _RECENT = 3
 
 
 def shows_iterations(run: Run, planned: Sequence[Stage]) -> bool:
-    """Return whether this process shows progress, and a call explores in more than one iteration."""
+    """Return whether to show iterations: only in the leading process, and only for a call that explores repeatedly."""
     explored = {iteration_of(stage.name) for stage in planned if stage.name.startswith("explore")}
     return leads() and len(explored - {None}) > 1
 

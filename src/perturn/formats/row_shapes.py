@@ -314,7 +314,7 @@ def _refuse(mark: str, where: str) -> NoReturn:
 
 
 def parted(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Return the common beginning of two texts, which is their prompt, and the rest of each, as TRL does.
+    """Split two texts into their common beginning, which is the prompt, and the rest of each, as TRL does.
 
     A space at the end of the common beginning is moved to the beginning of both answers.
     """

@@ -133,7 +133,7 @@ class Plan:
         """Yield the continuations that are not played yet.
 
         The seed of a continuation depends only on the run's seed, its point and its number. So a call that was killed
-        resumes with the same continuations. It differs from all seeds that the run's credits have used.
+        resumes with the same continuations. No credit of the run has used this seed.
 
         Args:
             seed: Seed of the run.

@@ -107,7 +107,7 @@ def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
         The rate and its interval, with n the number of trials.
 
     Raises:
-        ValueError: If there is no trial, or unless 0 <= successes <= n.
+        ValueError: If there is no trial, or if `successes` is below 0 or above n.
     """
     if n < 1:
         raise ValueError(f"a rate needs at least one trial, got n = {n}.")

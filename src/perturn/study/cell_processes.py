@@ -54,7 +54,7 @@ class Processes:
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def most(self, peak_gb: float) -> int:
-        """Return how many cells may run at once, if each needs `peak_gb` of memory; 0 means unknown."""
+        """Return how many cells may run at the same time, if each needs `peak_gb` of memory; 0 means unknown."""
         return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:

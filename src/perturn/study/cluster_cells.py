@@ -62,7 +62,7 @@ class Nodes:
         self._idle: list[Server] = []
 
     def most(self, peak_gb: float) -> int:
-        """Return the number of cells that may run at once. The memory of the nodes is not considered."""
+        """Return the number of cells that may run at the same time. The memory of the nodes is not considered."""
         cpus, gpus = self._cluster.engine_cpus, self._cluster.engine_gpus
         held = [
             min(node.cpus // max(cpus, 1e-9), node.gpus // gpus if gpus else 1e9)
@@ -163,4 +163,4 @@ class NodeWorker:
         self.nodes.connection.end(self.server)
 
     def end(self) -> None:
-        """Do nothing, since `stop` ends the worker at once."""
+        """Do nothing, since `stop` ends the worker immediately."""

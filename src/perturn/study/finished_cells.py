@@ -106,7 +106,7 @@ def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
 
 
 def _speaks(cell: Cell) -> bool:
-    """Return whether a cell's run is finished and exists; for an untrained model, whether its score exists."""
+    """Return whether a cell's run exists and is finished. For an untrained model, the score must exist."""
     return is_done(cell, "tune") and (cell.folder.is_dir() or cell.scored.is_dir())
 
 

@@ -43,7 +43,7 @@ class Crew(Protocol):
     """Pool that starts workers on this machine or on the nodes of a cluster."""
 
     def most(self, peak_gb: float) -> int:
-        """Return how many cells may run at once, if each needs `peak_gb` of memory; 0 means unknown."""
+        """Return how many cells may run at the same time, if each needs `peak_gb` of memory; 0 means unknown."""
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> Worker:
         """Start a cell."""

@@ -76,7 +76,7 @@ def _write_study(files: Files, study: Study) -> None:
 
 
 def cells_at_once(board: Board, workers: int | None = None) -> int | None:
-    """Return how many cells run at once; None if the resources of the cluster's nodes decide.
+    """Return how many cells run at the same time; None if the resources of the cluster's nodes decide.
 
     Args:
         board: The study and its progress.
@@ -84,7 +84,7 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
             runs as many cells as give each training process a core. A machine with GPUs runs one cell at a time.
 
     Raises:
-        ConfigError: If training processes of cells that run at once would share cores or GPUs.
+        ConfigError: If training processes of concurrent cells would share cores or GPUs.
     """
     study, cluster = board.plan.study, board.plan.cluster
     workers, trains = workers or study.workers, study.again is None

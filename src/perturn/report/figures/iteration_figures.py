@@ -1,4 +1,4 @@
-"""Draw a run by iteration: its learning curve, small curves of single values, and the bins of its episodes."""
+"""Draw the iterations of a run: its learning curve, small curves of single values, and the bins of its episodes."""
 
 from __future__ import annotations
 

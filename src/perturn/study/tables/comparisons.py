@@ -32,7 +32,7 @@ from perturn.study.tables.verdict_text import verdict
 
 LEVEL, POWER = 0.05, 0.8
 TWO = 2
-"""Number of base models, or of seeds if each has its own base model, for which no interval is given. Student's 97.5%
+"""With this number of base models (or of seeds, if each has its own base model), no interval is given. Student's 97.5%
 quantile is 12.7 for two values."""
 
 

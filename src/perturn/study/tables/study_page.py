@@ -245,7 +245,7 @@ def _further(row: Mapping[str, Any], measure: str) -> list[str]:
 
 
 def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> list[str]:
-    """Return difference, p, q, smallest detectable difference, and verdict, as cells of a table."""
+    """Return cells of a table: difference, p, q, smallest detectable difference, and verdict."""
     if found is None:
         return ["–", "–", "–", "–", verdict]
     q = {"primary": "primary", "others": p_value(found["corrected"])}.get(found["family"], "–")
@@ -254,7 +254,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Return the difference with its interval, the smallest detectable difference, and the verdict, as cells."""
+    """Return cells of a table: the difference with its interval, the smallest detectable difference, the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]
