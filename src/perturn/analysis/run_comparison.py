@@ -1,4 +1,4 @@
-"""Compare the last policies of several runs with the last policy of the first run, if their tasks are equal."""
+"""Compare the last policies of several runs with the first run's, if the tasks are equal."""
 
 from __future__ import annotations
 

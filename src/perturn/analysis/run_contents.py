@@ -158,7 +158,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the confidence and weight of each pair's turns, or a note if their number does not match the pairs."""
+    """Return the confidence and weight of each pair's turns; a note if their number does not match."""
     file = paths.confidence(mark)
     found = read_sides(file, Confidences)
     if not found or len(found) == pairs:

@@ -45,7 +45,8 @@ def inspect_json(
 ) -> Iterator[str]:
     """Yield a JSON object for each row, with each side's tokens, their roles and turns, and whether they carry loss.
 
-    If the policy saw a shortened history, each turn is a separate `sequence`, whose number each token has.
+    If the policy saw a shortened history, each turn is a separate sequence. Each token then has the number of its
+    `sequence`.
 
     A row that training would reject gives an object with its number as `row`, and the `reason`.
 
@@ -73,7 +74,7 @@ def inspect_json(
 def _encoded(
     source: Source, data: Path, view: View, tally: Tally | None = None
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
-    """Yield each record with its encoded row and weights, or with the error for which training would reject the row.
+    """Yield each record with its encoded row and weights, or with the error that would make training reject the row.
 
     FAILED episodes are left out, as in training.
     """

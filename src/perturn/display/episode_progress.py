@@ -58,10 +58,10 @@ def unseen(*_: object) -> Iterator[tuple[Work, Hear]]:
 class Turns:
     """Turns of the running episodes: how many were played, and how many more are expected.
 
-    The probability that an episode ends after its t-th turn is estimated by the share of episodes that ended there,
-    among all episodes that reached it. If few episodes reached it, the estimate is shrunk towards the share over all
-    turns. Running episodes are included, and turn limits are respected. So the first finished episodes, which are
-    short, do not bias the estimate.
+    The probability that an episode ends after its t-th turn is estimated from the episodes that reached this turn, by
+    the share that ended. If few episodes reached it, the estimate is shrunk towards the share over all turns. Running
+    episodes are included, and turn limits are respected. So the first finished episodes, which are short, do not bias
+    the estimate.
     """
 
     unit = "turns"

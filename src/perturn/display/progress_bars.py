@@ -26,9 +26,9 @@ _SPAN = 30.0
 class Pace:
     """Rate at which an amount grows, measured from burst to burst.
 
-    Amounts often grow in bursts, so that a rate up to the present would fall between bursts and jump at each of them.
-    This rate therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier
-    ones, the end moves with the clock, and the rate falls.
+    Amounts often grow in bursts. A rate up to the present would fall between bursts, and jump at each burst. This rate
+    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier ones, the
+    end moves with the clock, and the rate falls.
     """
 
     def __init__(self, began: float) -> None:
@@ -136,7 +136,7 @@ class Work:
             total: Number of items, including finished items; None if they cannot be counted.
             done: Number of items that were finished before.
             unit: Name of the items, such as `episodes`.
-            effort: Finer measure of progress, for large items.
+            effort: Finer measure of progress than items, from which the rate and the time left are computed.
         """
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self.note = ""
@@ -341,7 +341,7 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
         total: Number of items, including finished items.
         done: Number of items that were finished before.
         unit: Name of the items, such as `episodes`.
-        effort: Finer measure for the rate and the time left, for large items.
+        effort: Finer measure of progress than items, from which the rate and the time left are computed.
     """
     with screen.showing(Work(what, total, done, unit, effort)) as work:
         yield work

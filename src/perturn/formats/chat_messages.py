@@ -2,8 +2,8 @@
 
 The module knows the keys of TRL, OpenAI (chat and fine-tuning), axolotl, ms-swift, LLaMA-Factory and ShareGPT, and of
 servers of the chat-completions protocol. It reads rows of data sets, answers of servers, and imported episodes. In
-Perturn's format the arguments of a tool call are an object, the reasoning of an assistant message is under
-`reasoning_content`, and every content is text.
+Perturn's format, every content is text, and the arguments of a tool call are an object. The reasoning of an assistant
+message is under `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _calls(
 
 
 def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str, Any]]:
-    """Return the tool calls of a separate message, whose content is the JSON text of a call or a list of calls."""
+    """Return the tool calls of a separate message. Its content is the JSON text of a call or of a list of calls."""
     if isinstance(content, str):
         content = parse_json(content, where, DataError, "Give the call as JSON: its name and arguments.")
     calls = content if isinstance(content, list) else [content]

@@ -111,7 +111,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return a text as a name of the Hub; None if it cannot be such a name, or is a path in an existing folder."""
+    """Parse the name of a data set of the Hub. Return None for other texts, and for paths in an existing folder."""
     found = _NAME.fullmatch(text)
     if found is None or _FILE.fullmatch(text) or os.path.isdir(found["id"].partition("/")[0]):
         return None

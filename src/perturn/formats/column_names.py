@@ -65,8 +65,8 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         unread: Set to which ignored columns are added, unless they are empty or metadata.
 
     Raises:
-        DataError: If a column holds no plain data, if the row asks for an unsupported kind of training, or if the row
-            can be read in several ways.
+        DataError: If a column holds no plain data, or if the row is ambiguous or asks for an unsupported kind of
+            training.
     """
     given = {str(key): value for key, value in row.items() if value is not None}
     read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}

@@ -22,7 +22,7 @@ _SHORT = 40
 
 
 def listed(value: Any, *, may_be_one: bool = False) -> Any:
-    """Return a conversation as a list of messages, given as JSON text, a list for each key, or a single message."""
+    """Return a conversation as a list of messages. It may be JSON text, a list for each key, or a single message."""
     if isinstance(value, str):
         found = conversation_of(value)
         return value if found is None else found
@@ -133,7 +133,7 @@ def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str 
 
 
 def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], where: str) -> str | None:
-    """Make a pair of a conversation with two answers. Return the rest of the format's name; None for other rows."""
+    """Make a pair of a conversation with two answers. Return the end of the format's name; None without two answers."""
     if others.get("rejected_messages"):
         read |= {"chosen": messages, "rejected": listed(others.pop("rejected_messages"))}
         del read["messages"]

@@ -64,7 +64,7 @@ def what_text(text: str, name: str) -> str:
 
 
 def what_wrapper(row: Mapping[str, Any]) -> str | None:
-    """Name the only key of an object that holds a list of objects, as the place of the rows; else return None."""
+    """Say which key of an object holds the rows; return None unless exactly one key holds a list of objects."""
     lists = [
         key
         for key, value in row.items()

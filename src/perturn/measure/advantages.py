@@ -91,7 +91,7 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
 
         V_t = mean_k G_t^k              G: rewards from turn t on, of continuations before turn t
         A_t = r_t + V_(t+1) - V_t       V = 0 after the end
-        A_t = Q_t - V_t                 in an open world; Q_t: of continuations that repeat the action of turn t
+        A_t = Q_t - V_t                 in an open environment; Q_t: of continuations that repeat the action of turn t
 
     The variance of A_t is s_t^2 / K + s_(t+1)^2 / K, with s the standard deviation of the returns at a point. The
     errors of neighbouring turns are correlated, since both use the value between them. The recorded episode is not a

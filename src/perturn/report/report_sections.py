@@ -332,7 +332,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """Return a figure for the page, or a sentence in place of the figure; an empty list if there is nothing to draw."""
+    """Return a list with a figure, or with a sentence in its place; an empty list if there is nothing to draw."""
     if figure is None:
         return []
     if isinstance(figure, str):

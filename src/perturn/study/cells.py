@@ -200,7 +200,7 @@ class Plan:
 
     @cached_property
     def _budget(self) -> int:
-        """Number of points that each tuned method tries, by the study's sweep or else the first sweep of a method."""
+        """Number of points that each tuned method tries, by the study's sweep or by the first sweep of a method."""
         sweeps = [self.study.sweep, *(method.get(SWEEP) or {} for method in self.study.methods.values())]
         found = 1
         for values in next((each for each in sweeps if each), {}).values():

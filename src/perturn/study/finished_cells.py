@@ -39,7 +39,7 @@ class Kept:
             self._episodes[_key(each, each["point"])].append(each)
 
     def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
-        """Return the recorded row of a finished cell whose run is gone; None if the run exists or no row does."""
+        """Return the recorded row of a finished cell whose run is gone; None for any other cell."""
         found = self._cells.get((runs_of(self._folder, cell, panel), panel))
         return None if found is None or _speaks(cell) else found
 
@@ -79,7 +79,7 @@ class Kept:
         return sorted(found, key=lambda one: one.task)
 
     def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
-        """Reject a study whose results would overwrite rows of deleted runs that it does not contain.
+        """Raise an error if recorded results of deleted runs would be lost, because the study lacks their cells.
 
         Args:
             cells: All cells of the study, each with its task list.

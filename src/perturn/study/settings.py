@@ -86,8 +86,8 @@ class Study:
     compare: list[list[Side]] = field(default_factory=list)
     """Further comparisons, besides each method with the baseline. Sides are written as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
-    """Number of cells that run at the same time. If None, it is 1 on a GPU, and on a CPU as many as have a core for
-    each training process."""
+    """Number of cells that run at the same time. If None, it is 1 on a GPU. On a CPU, each training process gets a
+    core."""
     output: str = "studies/results"
     share: list[str] = field(default_factory=list)
     """Other studies under `output`. A stage that such a study has finished is copied if it is the same in this

@@ -40,7 +40,7 @@ Sources = dict[str, list[Source]]
 
 
 def identities(recipe: Recipe) -> dict[str, str]:
-    """Return a digest for each stage, of its name and of all settings that affect it and the stages before it.
+    """Return a digest of each stage: of its name, and of all settings that affect it or a stage before it.
 
     Stages with equal digests write equal files, apart from effects of timing. Stages that read no settings are left
     out.
@@ -114,7 +114,7 @@ class Sharing:
         return set(self._identities[cell.folder].values()) - self._done
 
     def counts(self, cells: Collection[Cell]) -> tuple[int, int, int]:
-        """Count the stages of all runs, the stages that this study has to run, and the stages of other studies.
+        """Count the stages of all cells, the distinct stages to run, and the stages copied from other studies.
 
         Returns:
             Number of stages of all cells, number of distinct stages that this study runs, and number of distinct stages

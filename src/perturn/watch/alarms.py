@@ -29,7 +29,7 @@ class Vitals:
     groups: Sequence[Sequence[float]] = ()
     """Scores of the samples of each task that was explored more than once."""
     without_spread: tuple[int, int] | None = None
-    """Number of groups in which the newest credit is 0 at every turn, and number of all groups; None if no credit uses
+    """Two numbers of groups: with a newest credit of 0 at every turn, and in total. It is None if no credit uses
     groups."""
     success: Sequence[float] = ()
     """Success rate of the explored episodes of each iteration."""

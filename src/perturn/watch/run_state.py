@@ -332,7 +332,7 @@ def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
 
 
 def _lives(pid: Any, is_it: Callable[[float], bool]) -> bool:
-    """Return whether a local process runs and has the recorded start time, so that it is not a later process."""
+    """Return whether a local process runs and started at the recorded time. A later process may have the same id."""
     try:
         process = psutil.Process(int(pid))
         alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE

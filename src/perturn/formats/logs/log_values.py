@@ -58,13 +58,13 @@ def unpacked(value: Any, where: str) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value, or the JSON text of it, if it is an object; else an empty object."""
+    """Return an object, or the object in a JSON text; an empty object for any other value."""
     found = unpacked(value, "")
     return found if isinstance(found, Mapping) else {}
 
 
 def objects(value: Any) -> list[Mapping[str, Any]]:
-    """Return the objects of a value, or of its JSON text, if it is a list; else an empty list."""
+    """Return the objects of a list, or of the JSON text of a list; an empty list for any other value."""
     found = unpacked(value, "")
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
@@ -103,7 +103,7 @@ def ids_of(*values: Any) -> tuple[str, ...]:
 
 
 def seconds(value: Any) -> float | None:
-    """Return a date, or a number in s, ms, µs or ns, in seconds since 1970; None for any other value."""
+    """Convert a date, or a number in s, ms, µs or ns, to seconds since 1970. Return None for any other value."""
     if isinstance(value, str):
         try:
             value = float(value)

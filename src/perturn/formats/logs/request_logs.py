@@ -13,7 +13,8 @@ A record holds the body of a request and the body of its response. Both belong t
 A request of the responses API may name the response that it continues (`previous_response_id`). It then continues the
 conversation of that response, which must come earlier in the log.
 
-A record without a request that holds a score and an id gives the score to the call, trace or session of that id.
+A record without a request may hold a score and an id. The score then belongs to the call, trace or session with that
+id.
 """
 
 from __future__ import annotations
@@ -264,5 +265,5 @@ def session_in(record: Mapping[str, Any], fields: Fields, *metadata: Mapping[str
 
 
 def task_in(record: Mapping[str, Any], fields: Fields) -> str | None:
-    """Return the task in the named field of a record; None if no field is named or the field is empty."""
+    """Return the task in the field of a record that the user names; None if the field is empty or none is named."""
     return None if fields.task is None else text_id(at_path(record, fields.task))

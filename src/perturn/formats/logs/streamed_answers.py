@@ -1,4 +1,4 @@
-"""Join the parts of an answer that was logged while it was streamed, as server-sent events or as a list of chunks.
+"""Join the parts of a streamed answer in a log, which are server-sent events or a list of chunks.
 
 Sources: OpenAI's API reference (The chat completion chunk object; Streaming events of responses); Anthropic's
 "Streaming messages". The parts are joined as the clients of both providers join them.

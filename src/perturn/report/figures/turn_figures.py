@@ -159,7 +159,7 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
 
 
 def group_map(samples: Sequence[Mapping[str, Any]]) -> go.Figure | None:
-    """Draw the weight of each turn in the samples of a task, with a row for each sample; None without weights.
+    """Draw the weight of each turn in the samples of a task, with one row per sample; None without weights.
 
     Args:
         samples: Samples returned by `episode_view.shown_group`.

@@ -91,7 +91,7 @@ def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) 
 
 
 def share_that_differs(scores: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float | None:
-    """Return the share of tasks on which two seeds of a method differ, over all pairs of seeds; None for one seed."""
+    """Return the share of tasks on which two seeds of a method differ, averaged over pairs; None for one seed."""
     pairs = list(combinations(seeds, 2))
     if not pairs or not tasks:
         return None

@@ -173,7 +173,7 @@ def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[s
 
 
 def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
-    """Return the scores of each method and of each mean, which uses only seeds and tasks that its methods share."""
+    """Return the scores of each method and of each mean. A mean uses the seeds and tasks that its methods share."""
     found = dict(tables)
     for name, methods in means.items():
         members = [tables.get(method, {}) for method in methods]
