@@ -148,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
-    """Return the text and the reasoning in the content. A refusal is the text if the content has none."""
+    """Return the text and the reasoning in the content. If the content has no text, a refusal is the text."""
     content = flatten_said(given.get("content", ""), f"{where}.content")
     said = content if isinstance(content, Said) else Said(content)
     if not isinstance(said.text, str):

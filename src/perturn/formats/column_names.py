@@ -165,7 +165,7 @@ _OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
 
 
 def _holds(value: Any) -> bool:
-    """Return whether a value is not empty. A numpy array counts by its size."""
+    """Return whether a value is not empty. The size of a numpy array decides."""
     return bool(value.size) if hasattr(value, "size") else holds(value)
 
 

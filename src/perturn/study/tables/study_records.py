@@ -238,7 +238,8 @@ def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:
         settings: Settings of the study file, including defaults.
 
     Returns:
-        Base model of each seed; empty if all seeds share one, since the study then samples nothing but seeds.
+        Base model of each seed. The result is empty if all seeds share one base model, since the seeds are then the
+        only sample.
     """
     keys = _keys(settings) or list(settings.get("by_seed") or {})
     found = _values(settings, keys)
