@@ -1,13 +1,13 @@
-"""What online learning gains through the endpoint, against the same learning in the built-in environment.
+"""Compare online learning through the endpoint with the same learning in the built-in environment.
 
     ALFWORLD_DATA=... python benchmarks/agent_learning.py FOLDER             three seeds
     ALFWORLD_DATA=... python benchmarks/agent_learning.py FOLDER --seeds 0   one seed
 
-All start from one policy: the base of `recipes/alfworld_lab.yaml` after SFT. From it, two runs of each seed learn by
-RLOO with `ppo-clip`, with the same games and settings. In one the built-in environment `alfworld` is played. In the
-other an agent (`rollout` below) plays the same games with OpenAI's client against the endpoint. The answers of the
-policies are sampled in the evaluation too. The last table compares the gains on the games of `valid_seen`, paired by
-seed and game. The same command resumes what was stopped.
+All runs start from one policy: the base model of `recipes/alfworld_lab.yaml` after SFT. For each seed, two runs train
+with RLOO and `ppo-clip`, on the same games and with the same settings. One run plays in the built-in environment
+`alfworld`. In the other run, an agent (`rollout` below) plays the same games with OpenAI's client through the endpoint.
+The evaluation samples actions too. The last table compares the gains on the games of `valid_seen`, paired by seed and
+game. The same command resumes an interrupted benchmark.
 """
 
 import argparse
@@ -36,12 +36,12 @@ def tasks(split):
     return [{"id": one.id, "kind": one.kind, "split": split} for one in ALFWorld().tasks(split)]
 
 
-# Each episode is played in a fork of the process that imports this file, so the list of games is read once.
+# Each episode is played in a fork of the process that imports this file, so that the list of games is read once.
 ALFWorld().tasks("train")
 
 
 async def rollout(task, client):
-    """Play a game through the endpoint; return the reward, and whether the game was solved."""
+    """Play a game through the endpoint. Return the reward, and whether the game was solved."""
     world = ALFWorld()
     seen = world.reset(Task(task["id"], task["kind"], task["split"]))
     messages = [{"role": "system", "content": FORMAT.instruction}, {"role": "user", "content": seen.text}]
@@ -63,7 +63,7 @@ async def rollout(task, client):
 
 
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run the missing runs, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def start():
-    """The laboratory's recipe up to SFT, as a recipe."""
+    """Return the laboratory's recipe up to SFT."""
     recipe = yaml.safe_load((ROOT / "recipes" / "alfworld_lab.yaml").read_text())
     recipe = {key: recipe[key] for key in ("model", "environment", "protocol", "base", "sft", "evaluate")}
     recipe["base"]["seed"] = 0
@@ -95,7 +95,7 @@ def start():
 
 
 def online(seed, model, environment, protocol):
-    """Fifteen iterations of RLOO from a policy, as a recipe."""
+    """Return a recipe of fifteen iterations of RLOO from a policy."""
     return {
         "seed": seed,
         "model": {"name": model},
@@ -131,16 +131,16 @@ def online(seed, model, environment, protocol):
 
 
 def run(folder, name, recipe):
-    """Run a recipe, or go on with it."""
+    """Run or resume a recipe."""
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump({"name": name, **recipe}))
     subprocess.run([sys.executable, "-m", "perturn", "run", str(file), f"output={folder}"], check=True)
 
 
 def found(folder, seeds):
-    """Success of each policy by seed, and their differences.
+    """Return the success of each policy by seed, and their differences.
 
-    The start is scored again with each seed: one score alone would hold the luck of one sampling.
+    The starting policy is scored again with each seed, so that its score does not depend on a single sampling.
     """
     table = {name: [solved(folder, name, seed) for seed in seeds] for name in ("start", "built-in", "agent")}
     games = sorted(set.intersection(*(set(one) for rows in table.values() for one in rows)))
@@ -160,7 +160,7 @@ def found(folder, seeds):
 
 
 def solved(folder, name, seed):
-    """Whether each game was solved by the policy that a run began with (start), or by its last one."""
+    """Return whether each game was solved, by the starting policy (`start`) or by the last policy of a run."""
     run, policy = ("built-in", "base") if name == "start" else (name, f"ppo-clip-{ITERATIONS:03d}")
     file = folder / f"{run}-{seed}" / "evaluation" / f"{policy}.jsonl"
     return {one.task.id: float(bool(one.success)) for one in read_trajectories(file)}

@@ -1,24 +1,25 @@
-r"""Turns a second of real agents: recorded episodes, played again by their policy on engines that take turns.
+r"""Measure turns per second in replays of real agents' episodes, on several engines in alternation.
 
     python benchmarks/agents.py RUN/trajectories/explore.jsonl POLICY --sides local vllm --dtype bfloat16
 
-POLICY is the folder of the model. A side is an engine in a process of its own, and the others rest while one plays:
+POLICY is the folder of the model. Each side is an engine in its own process. Only one side plays at a time:
 
     local                       this checkout's engine; local:pack=false gives it a setting
     local@FOLDER                the engine of the checkout in FOLDER
     vllm                        vLLM behind our engine, in its environment (`make test-vllm` makes it)
     generate                    transformers' `generate`, which reads the whole history at every turn
 
-Worlds say what they said in the episodes, whatever the policy answers, so all sides have the same prompts and the same
-number of turns; answers are each side's own, sampled with the same seeds. All goes through our driver and its worlds'
-threads. A play that is not counted comes first. A ratio is the median over plays of the first side's turns a second
-over another's in the same round.
+The environment returns the recorded observations, whatever the policy answers. So all sides have the same observations
+and the same number of turns. Each side samples its own answers, with the same seeds. All episodes run through Perturn's
+driver and the threads of its environments. The first play of each side is a warm-up. A ratio is the first side's turns
+per second over another side's in the same round, as the median over plays.
 
-Beside turns a second: tokens of an answer; `idle`, the share of places without a conversation while the engine worked;
-`tail`, the share of the time after the last episode had begun; `processor`, microseconds of all threads of the process
-a turn (without vLLM's own); and `host`, microseconds of the driver's thread a turn, the model left out: `prompt`
-(rendered and tokenized), `action` (read back), `engine` (all else in the engine) and `driver` (episodes and worlds).
-`--rounds 2` has each episode in the queue twice, which says what the tail costs.
+The other columns are the tokens per answer; `idle`, the share of slots without a conversation while the engine worked;
+`tail`, the share of the time after the last episode began; `processor`, the CPU microseconds per turn of all threads of
+the process (without vLLM's processes); and `host`, the CPU microseconds per turn of the driver's thread without the
+model. `host` has four parts: `prompt` (rendering and tokenizing), `action` (parsing), `engine` (the rest of the engine)
+and `driver` (episodes and environments). With `--rounds 2`, each episode is queued twice, which shows the cost of the
+tail.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VLLM_PYTHON = HERE.parent / ".venv-vllm" / "bin" / "python"
-"""Made by `make test-vllm`."""
+"""Interpreter of the environment that `make test-vllm` makes."""
 
 
 class Side:
-    """The process of a side."""
+    """Process of one side."""
 
     def __init__(self, text: str, words: argparse.Namespace) -> None:
         self.text = text
@@ -68,7 +69,7 @@ class Side:
         return self._ask({"rounds": rounds, "seed": seed})
 
     def close(self) -> None:
-        """Let the process end."""
+        """Close the input of the process, which ends it, and wait."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -91,7 +92,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def row(sides: list[str], index: int, plays: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The figures of one side: medians over its plays."""
+    """Return the figures of one side, as medians over its plays."""
     mine, first = plays[sides[index]], plays[sides[0]]
     found: dict[str, Any] = {"side": sides[index], "plays": len(mine), "turns": mine[0]["turns"]}
     for name in ("turns_per_second", "tokens_per_action", "idle", "tail", "processor"):
@@ -106,14 +107,14 @@ def row(sides: list[str], index: int, plays: dict[str, list[dict[str, Any]]]) ->
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the rows as a table."""
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for each in rows:
         print("| " + " | ".join("" if value is None else str(value) for value in each.values()) + " |")
 
 
 def main() -> None:
-    """Start the sides, let them play in turn, print."""
+    """Start the sides, let them play in turn, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""One side of `agents.py`: an engine in a process of its own, which plays recorded episodes whenever it is told to.
+"""Run one side of `agents.py`: an engine in its own process, which replays recorded episodes on request.
 
-The first line of standard input says what to play and with what; each further line asks for a play. A line of JSON
-answers each. Every play begins with the weights loaded anew, as an iteration of online learning does, so that none
-finds the keys and values of the one before.
+The first line of standard input names the episodes and the engine. Each further line requests a play. Each request is
+answered by a line of JSON. Every play first reloads the weights, as an iteration of online learning does. So no play
+can use the KV cache of the play before.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from perturn.types import (
 
 
 class Recorded:
-    """A world that says what it said in an episode that was recorded, whatever is done in it."""
+    """Environment that returns the observations of a recorded episode, whatever the actions."""
 
     name = "recorded"
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks come with the episodes."""
+        """Return no tasks, since tasks come with the episodes."""
         return ()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The first observation."""
+        """Return the first observation."""
         self._left = deque(task.data["said"])
         return self.step("")
 
     def step(self, action: str) -> Observation:
-        """The next one; after the last, the end."""
+        """Return the next observation, and the end after the last observation."""
         return Observation(self._left.popleft()) if self._left else Observation("", terminated=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def jobs_of(episodes: Sequence[Trajectory], rounds: int, seed: int) -> list[Job]:
-    """Each episode once a round, with seeds of its own; a task's kind is its number of turns."""
+    """Return one job for each episode and round, with seeds of its own. The kind of a task is its number of turns."""
     found = []
     for sample in range(rounds):
         for number, one in enumerate(episodes):
@@ -69,7 +69,7 @@ def jobs_of(episodes: Sequence[Trajectory], rounds: int, seed: int) -> list[Job]
 
 
 def rules_of(episodes: Sequence[Trajectory]) -> EpisodeProtocol:
-    """The protocol that episodes were played by, with each episode's own number of turns as the limit."""
+    """Return the protocol of the episodes, with the number of turns of each episode as its limit."""
     first, lengths = episodes[0], {len(one.turns) for one in episodes}
     if any(one.prompt != first.prompt or one.tools or one.history is not None for one in episodes):
         raise SystemExit("the episodes must have one prompt, no tools, and their whole history shown.")
@@ -85,19 +85,19 @@ def rules_of(episodes: Sequence[Trajectory]) -> EpisodeProtocol:
 
 
 class Clock:
-    """Processor seconds of the driver's thread in parts of a play, and how many conversations were being answered."""
+    """Timer for the parts of a play. It counts CPU seconds of the driver's thread, and conversations in the engine."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was timed."""
+        """Reset all counters."""
         self._seconds: dict[str, float] = {}
         self._open = 0
-        self._worked = self._served = 0.0  # seconds of the engine, and those of all conversations in it
+        self._worked = self._served = 0.0  # seconds of the engine; summed over conversations
 
     def time(self, holder: Any, name: str, part: str) -> None:
-        """Count the time of an object's method to a part from now on."""
+        """Time all later calls of a method as one part."""
         function: Callable[..., Any] = getattr(holder, name)
 
         def run(*args: Any, **others: Any) -> Any:
@@ -110,7 +110,7 @@ class Clock:
         setattr(holder, name, run)
 
     def count(self, engine: StreamingEngine) -> None:
-        """Count the conversations of an engine from now on."""
+        """Count the conversations in an engine from now on."""
         submit, advance = engine.submit, engine.advance
 
         def counted_submit(prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -128,11 +128,11 @@ class Clock:
         engine.submit, engine.advance = counted_submit, counted_advance  # type: ignore[method-assign]
 
     def idle(self, places: int) -> float | None:
-        """Share of an engine's places without a conversation; None where it was not counted."""
+        """Return the share of an engine's slots that had no conversation; None if conversations were not counted."""
         return 1 - self._served / (places * self._worked) if self._worked else None
 
     def host(self, seconds: float, turns: int) -> dict[str, int]:
-        """Microseconds of the driver's thread a turn, in parts, the model left out; it ran for so many seconds."""
+        """Return the CPU microseconds per turn of the driver's thread by part, without the model."""
         inner = {name: self._seconds.get(name, 0.0) for name in ("prompt", "action")}
         engine = self._seconds["engine"]
         rest = {
@@ -143,14 +143,14 @@ class Clock:
 
 
 class Generate:
-    """A loop around `generate`: whole histories, padded on the left, encoded again at every turn."""
+    """Engine around `generate`, which encodes the whole histories at every turn, padded on the left."""
 
     def __init__(self, model: Any, tokens: Any) -> None:
         self.name = "generate"
         self._model, self._tokens = model, tokens
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt."""
+        """Return one action for each prompt."""
         import torch
         from transformers import GenerationConfig
 
@@ -168,10 +168,10 @@ class Generate:
         return [self._action(row) for row in found[:, longest:].tolist()]
 
     def forget(self, conversation: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, since the engine keeps no conversation."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _action(self, ids: list[int]) -> Action:
         ends = self._tokens.end_ids
@@ -180,7 +180,7 @@ class Generate:
 
 
 def open_engine(asked: dict[str, Any], tokens: Renderer, clock: Clock) -> Any:
-    """The engine of a side; what goes through a local model counts as `model`."""
+    """Open the engine of a side. The time in a local model is counted as `model`."""
     kind, folder, options = asked["engine"], asked["model"], asked["options"]
     if kind == "vllm":
         from perturn.engines.vllm.engine import VllmEngine
@@ -204,7 +204,7 @@ def open_engine(asked: dict[str, Any], tokens: Renderer, clock: Clock) -> Any:
 
 
 class Side:
-    """An engine and the episodes it plays."""
+    """An engine and the episodes that it plays."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked, self._clock = asked, Clock()
@@ -220,10 +220,10 @@ class Side:
             self._clock.count(self._engine)
         else:
             self._clock.time(self._engine, "generate", "engine")
-        self.play(rounds=1, seed=-1)  # shapes that are new are prepared then
+        self.play(rounds=1, seed=-1)  # prepares new shapes
 
     def play(self, rounds: int, seed: int) -> dict[str, Any]:
-        """Play all episodes, so many at once."""
+        """Play all episodes, with a limited number at the same time."""
         self._renew()
         begun: list[float] = []
         began, processor, thread = time.perf_counter(), time.process_time(), time.thread_time()
@@ -249,21 +249,21 @@ class Side:
         }
 
     def _renew(self) -> None:
-        """Load the weights anew, and forget what was timed."""
+        """Reload the weights, and reset the timer."""
         self._plays += 1
         if hasattr(self._engine, "update_weights"):
             self._engine.update_weights(self._asked["model"], f"play-{self._plays}")
         self._clock.reset()
 
     def _note(self, jobs: Sequence[Job], begun: list[float]) -> Iterator[Job]:
-        """The jobs; when each began is written down."""
+        """Yield the jobs, and record when each begins."""
         for job in jobs:
             begun.append(time.perf_counter())
             yield job
 
 
 def _tokens_per_action(found: Sequence[Trajectory]) -> float:
-    """Mean of sampled tokens; refuses episodes that failed."""
+    """Return the mean number of sampled tokens per action. Exit if an episode failed."""
     failed = [one.error for one in found if one.error]
     if failed:
         raise SystemExit(f"{len(failed)} episodes failed: {failed[0]}")
@@ -271,7 +271,7 @@ def _tokens_per_action(found: Sequence[Trajectory]) -> float:
 
 
 def main() -> None:
-    """Answer on what was standard output, which engines print to as they like."""
+    """Answer requests on the original standard output. Engines print to standard error instead."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     asked = json.loads(sys.stdin.readline())

@@ -1,11 +1,11 @@
-r"""Compare alignment losses from one SFT policy and one set of pairs a seed, on one held-out panel.
+r"""Compare alignment losses, with the same SFT policy and pairs for each seed, on the same held-out tasks.
 
     python benchmarks/alignment.py recipes/scienceworld_tlm-dre_demo.yaml --seeds 0 1 2 \\
         --align "{loss: {name: tlm-dre, reduction: token_mean}}" "{loss: {name: dpo}}" --set evaluate.tasks.per_kind=24
 
-Each `--align` is a YAML mapping laid over the recipe's `align` section. Prints and writes, for each variant, the
-score of every seed and task, and the difference to SFT of the same seeds, paired by task, with its interval (a task's
-seeds are averaged first).
+Each `--align` is a YAML mapping that changes the recipe's `align` section. For each variant, the benchmark prints and
+writes the score of every seed and task, and the difference from SFT on the same seeds. The difference is paired by task
+and has an interval. The seeds of a task are averaged first.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def align(base: Run, changes: dict[str, Any]) -> Run:
 
 
 def scores(run: Run, policy: str) -> dict[str, float]:
-    """Score of each task."""
+    """Return the score of each task."""
     return {one.task.id: one.total_reward for one in read_trajectories(run.evaluation(policy))}
 
 
 def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str, Any]:
-    """One variant over all seeds, against SFT of the same seeds."""
+    """Compare one variant with SFT over all seeds."""
     policy = str(runs[0][1].recipe.align.loss["name"])
     ours = [scores(run, policy) for _, run in runs]
     sft = [scores(base, "sft") for base, _ in runs]
@@ -86,7 +86,7 @@ def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str,
 
 
 def main() -> None:
-    """Parse, run, print and write."""
+    """Run all variants, and print and write the results."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("recipe", type=Path)
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

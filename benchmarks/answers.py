@@ -1,12 +1,13 @@
-"""Seconds that the likelihood of answers costs, against a pass for each turn and against playing the episodes.
+"""Measure the time to compute likelihoods of answers, against one pass per turn and against playing the episodes.
 
     python benchmarks/answers.py QUESTIONS CORPUS --model FOLDER --tasks 2 --samples 2
 
-HotpotQA as `hotpotqa-react` has it, sampled by a model on this machine; with `--short` as in
-`recipes/hotpotqa_igpo_demo.yaml`. `ours` computes the gold answer's likelihood before each turn and after the last one
-with one pack a task, as `igpo` reads it; `alone` computes each context by itself, by the same code and from the same
-tokens, so that the two differ in sharing alone; `own` is what `siop` reads, the answers that the group gave. They
-alternate, and a ratio is of medians. `played` is the time of the episodes, the loading of the model left out.
+The episodes are HotpotQA questions under the protocol `hotpotqa-react`, or with `--short` as in
+`recipes/hotpotqa_igpo_demo.yaml`. A model on this machine samples them. `ours` computes the likelihood of the gold
+answer before each turn and after the last turn, with one pack for each task, as `igpo` needs it. `alone` computes each
+context separately, with the same code and tokens, so that the two differ only in sharing. `own` computes the
+likelihoods of the group's own answers, as `siop` needs them. The three alternate, and ratios are of medians. `played`
+is the time to play the episodes, without loading the model.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
 
 
 def alone(model: Any, found: list[list[Branch]]) -> list[list[float]]:
-    """Return the likelihood of each branch by a pass of its own."""
+    """Return the likelihood of each branch, computed in a separate pass."""
     with torch.no_grad():
         return [
             [float(compute_logprobs(model, [as_sequences([one])])[0].double().mean()) for one in each]
@@ -50,7 +51,7 @@ def alone(model: Any, found: list[list[Branch]]) -> list[list[float]]:
 
 
 def played_by(model: Any, tokenizer: Any, given: argparse.Namespace) -> list[Trajectory]:
-    """Return episodes of the questions."""
+    """Return episodes of the questions, played by the model."""
     rules = PROTOCOLS["hotpotqa-react"]
     world: dict[str, Any] = {
         "name": "hotpotqa",
@@ -72,7 +73,7 @@ def played_by(model: Any, tokenizer: Any, given: argparse.Namespace) -> list[Tra
 
 
 def tokens_of(episodes: Sequence[Trajectory], found: Iterable[list[Branch]]) -> int:
-    """Return the tokens of one pack a task."""
+    """Return the number of tokens with one pack for each task."""
     packs: dict[str, list[Any]] = {}
     for one, own in zip(episodes, found, strict=True):
         if own:
@@ -81,7 +82,7 @@ def tokens_of(episodes: Sequence[Trajectory], found: Iterable[list[Branch]]) -> 
 
 
 def timed(asked: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return median seconds of each, taken in turn, and what each found."""
+    """Return the median seconds and the result of each function, called in alternation."""
     seconds: dict[str, list[float]] = {name: [] for name in asked}
     found: dict[str, Any] = {}
     for _ in range(repeats):
@@ -93,7 +94,7 @@ def timed(asked: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, 
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions")
     parser.add_argument("corpus")
@@ -108,7 +109,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Measure, and print one JSON object."""
     given = arguments()
     model, tokenizer = load_model(given.model).float(), load_tokenizer(given.model)
     prepare(model)

@@ -1,11 +1,11 @@
-"""Tokens that a policy reads to play branches on, and that it would read if no two of them shared their first turns.
+"""Count the tokens that a policy reads to resume branches, and the tokens without sharing between branches.
 
     ALFWORLD_DATA=... python benchmarks/branch_prefix.py RUN [--episodes 16] [--every 5]
 
-RUN is a finished run that has explored. Its SFT policy, or its base, plays its explored episodes on from every so many
-turns, once and four times, all at the same time, with the local engine. Tokens are those that go through the model,
-whatever for; beside them stand the fewest that could, each beginning that some have in common once, and the sum of what
-each branch has read and written by its end.
+RUN is a finished run with an exploration. Its SFT policy, or else its base model, resumes the explored episodes from
+every few turns, once and four times. All branches run at the same time in the local engine. The first count is the
+number of tokens that go through the model. `fewest` is the smallest possible number, which counts every common
+beginning once. `alone` sums the tokens that each branch has read and written.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from perturn.types import failed
 
 
 def main() -> None:
-    """Print both counts."""
+    """Play the branches, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--every", type=int, default=5)
     asked = parser.parse_args()
     recipe, paths = resolve_recipe(asked.run), RunPaths(asked.run)
-    recipe = replace(recipe, engine={"name": "local", "speculate": False})  # guesses are tokens too
+    recipe = replace(recipe, engine={"name": "local", "speculate": False})  # speculated tokens count too
     path, template = str(paths.checkpoint(policy_of(recipe, 0))), chat_template(recipe.model)
     renderer = Renderer(load_tokenizer(path), template)
     file = paths.trajectories(f"explore{paths.marks[0]}")
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def fewest(rows: list[tuple[int, ...]]) -> int:
-    """Tokens of all rows, what some begin with in common counted once."""
+    """Return the number of tokens in all rows, with common beginnings counted once."""
     rows = sorted(rows)
     same = [
         next((i for i, (a, b) in enumerate(zip(*two, strict=False)) if a != b), min(map(len, two)))

@@ -1,22 +1,23 @@
-"""What a call through Ray costs, and how collecting grows with the nodes of a cluster.
+"""Measure the cost of a call through Ray, and how the speed of collecting grows with the nodes of a cluster.
 
     python benchmarks/cluster.py           turns a second in this process and on 1 and 2 nodes
     python benchmarks/cluster.py --json    one JSON object a row
     python benchmarks/cluster.py --quick   one and two nodes alone, by a driver that is a member of the cluster
 
-All nodes are on this one machine, so what is shown is what Ray adds and that its nodes work side by side; not
-what more processors would bring, and no network. For that reason nothing in it computes. Two engines stand for two
-limits of a model:
+All nodes are on this machine. So the benchmark shows the overhead of Ray, and that its nodes work in parallel. It does
+not show the gain of more processors, or the cost of a network. For this reason, engines and environments only sleep.
+Two engines represent two limits of a model:
 
-- `Clock` answers one prompt after the other, each in `--call` seconds, as a model does that has no room for more. So
-  two replicas can at best answer twice as fast. A world sleeps 50 ms a step.
-- `Continuous` answers all prompts at the same time, each in a time of its own, as a server with continuous batching
-  does. The times are lognormal around 0.3 s with a standard deviation of the logarithm of `sigma`, and depend on the
-  prompt alone. A replica that waited for its slowest answer would lose most of this engine's speed. A world sleeps
-  20 ms a step.
+- `Clock` answers one prompt after the other, each in `--call` seconds, like a model that is saturated by one prompt. So
+  two replicas are at most twice as fast. An environment sleeps 50 ms per step.
+- `Continuous` answers all prompts concurrently, each after its own time, like a server with continuous batching. The
+  times are lognormal with median 0.3 s and a standard deviation of the logarithm of `sigma`. They depend only on the
+  prompt. A replica that waited for its slowest answer would lose most of this engine's speed. An environment sleeps 20
+  ms per step.
 
-Turns are counted while all worlds are open. To open them takes seconds (`opening`), since each of `Sleeping` is a
-process of its own, which starts Python: that is work of this machine's processors, whose number does not grow here.
+Turns are counted while all environments are open. Opening them takes seconds (`opening`), since each `Sleeping`
+environment starts a Python process. This work does not become faster with more nodes, since they share the processors
+of this machine.
 """
 
 from __future__ import annotations
@@ -44,59 +45,59 @@ from perturn.types import Action, Environment, EpisodeProtocol, Observation, Pro
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 64
 SIGMAS = (0.0, 0.5, 1.0, 1.5)
 AT_ONCE = 32
-"""Conversations at a time with `Continuous`."""
+"""Number of concurrent conversations with `Continuous`."""
 SMALL = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 
 class Sleeping:
-    """A step takes 50 ms and no processor."""
+    """Environment whose steps take 50 ms without using the processor."""
 
     name = "sleeping-1.0"
 
     def tasks(self, split: str) -> list[Task]:
-        """Enough of them."""
+        """Return as many tasks as there are episodes."""
         return [Task(f"t/{number}") for number in range(EPISODES)]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Nothing to do."""
+        """Return the first observation."""
         return Observation("begin " + "word " * 60)
 
     def step(self, action: str) -> Observation:
-        """Wait."""
+        """Sleep, and return an observation."""
         time.sleep(0.05)
         return Observation("go on " + "word " * 60)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Cheap(Sleeping):
-    """A step takes nothing."""
+    """Environment whose steps take no time."""
 
     name = "cheap-1.0"
 
     def step(self, action: str) -> Observation:
-        """Answer."""
+        """Return an observation at once."""
         return Observation("go on")
 
 
 class Short(Sleeping):
-    """A step takes 20 ms and no processor."""
+    """Environment whose steps take 20 ms without using the processor."""
 
     name = "short-1.0"
 
     def step(self, action: str) -> Observation:
-        """Wait."""
+        """Sleep, and return an observation."""
         time.sleep(0.02)
         return Observation("go on")
 
 
 ANSWER = Action("Action: look around", token_ids=(7,) * 20, logprobs=(-0.5,) * 20, ended=True)
-"""As many tokens as a short action has."""
+"""Answer with as many tokens as a short action."""
 
 
 class Clock:
-    """An engine that takes its time for each prompt, one after the other."""
+    """Engine that answers one prompt after the other, each in a fixed time."""
 
     name = "clock"
 
@@ -105,29 +106,29 @@ class Clock:
         self.waiting: deque[Prompt] = deque()
 
     def submit(self, prompts, sampling):
-        """Line up."""
+        """Queue prompts."""
         self.waiting += prompts
 
     def advance(self):
-        """Answer the first."""
+        """Answer the first prompt in the queue."""
         if not self.waiting:
             return []
         time.sleep(self.seconds)
         return [(self.waiting.popleft(), ANSWER)]
 
     def generate(self, prompts, sampling):
-        """Answer one after the other."""
+        """Answer prompts one after the other."""
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, since the engine keeps no conversation."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Continuous(Clock):
-    """An engine that answers all prompts at the same time, each in a time of its own."""
+    """Engine that answers all prompts concurrently, each after its own time."""
 
     name = "continuous"
 
@@ -137,14 +138,14 @@ class Continuous(Clock):
         self.count = count()
 
     def submit(self, prompts, sampling):
-        """Note when each is to be answered."""
+        """Choose when each prompt will be answered."""
         for prompt in prompts:
             chance = random.Random(f"{prompt.conversation}, turn {len(prompt.turns)}")
             seconds = 0.3 * chance.lognormvariate(0, self.sigma)
             heappush(self.until, (time.monotonic() + seconds, next(self.count), prompt))
 
     def advance(self):
-        """Those whose time has come."""
+        """Return the answers that are due."""
         time.sleep(0.003)
         answered = []
         while self.until and self.until[0][0] <= time.monotonic():
@@ -153,12 +154,12 @@ class Continuous(Clock):
 
 
 def section(world: str) -> dict[str, str]:
-    """Section `environment` of a world of this file."""
+    """Return the section `environment` for an environment in this file."""
     return {"name": f"{Path(__file__).resolve()}:{world}"}
 
 
 def opened(worlds: Callable[[], Environment], count: int) -> list[Environment]:
-    """Open worlds, and begin an episode in each of them."""
+    """Open environments, and begin an episode in each."""
 
     def begin(number: int) -> Environment:
         world = worlds()
@@ -170,7 +171,7 @@ def opened(worlds: Callable[[], Environment], count: int) -> list[Environment]:
 
 
 def collect(engine, worlds, tries: int, concurrency: int = CONVERSATIONS) -> dict[str, float]:
-    """Turns a second while all worlds are open, and seconds to open them: medians of some tries after a first one."""
+    """Return turns per second while all environments are open, and the time to open them, after a warm-up."""
     protocol = EpisodeProtocol("clock", format="action", max_turns=TURNS)
     jobs = [Job(Task(f"t/{number}"), number) for number in range(EPISODES)]
     rates, opening = [], []
@@ -192,7 +193,7 @@ def collect(engine, worlds, tries: int, concurrency: int = CONVERSATIONS) -> dic
 
 
 def milliseconds(call: Callable[[], object], count: int = 300) -> float:
-    """Of one call, the median."""
+    """Return the median milliseconds of a call."""
     took = []
     for _ in range(count):
         began = time.monotonic()
@@ -202,7 +203,7 @@ def milliseconds(call: Callable[[], object], count: int = 300) -> float:
 
 
 def calls(where: str, worlds, engine, print_row: Callable[..., None]) -> None:
-    """One step of a world and one prompt, alone."""
+    """Measure a single step of an environment and a single prompt."""
     world = worlds()
     world.reset(Task("t"), 0)
     prompt = Prompt((), (), ({"role": "user", "content": "go"},), seed=0, conversation="alone")
@@ -216,7 +217,7 @@ def calls(where: str, worlds, engine, print_row: Callable[..., None]) -> None:
 def vary(
     where: str, cluster: Cluster, here: dict[float, float], tries: int, print_row: Callable[..., None]
 ) -> None:
-    """Turns a second of one replica of `Continuous`, against turns a second in this process by sigma."""
+    """Measure one replica of `Continuous` by sigma, against the same engine in this process."""
     for sigma, base in here.items():
         replicas = Replicas(cluster, Continuous, str(sigma))
         found = collect(replicas, Short, tries, AT_ONCE)
@@ -228,8 +229,8 @@ def vary(
 def on_nodes(
     tries: int, call: str, base: float, here: dict[float, float], print_row: Callable[..., None], quick: bool
 ) -> None:
-    """Measure one and two nodes, as a member of the cluster and as a client of it."""
-    import ray  # not above: the processes of worlds import this file
+    """Measure one and two nodes, as a member and as a client of the cluster."""
+    import ray  # imported late: processes of environments import this file
     from free_port import free_port
     from ray.cluster_utils import Cluster as LocalCluster
 
@@ -262,7 +263,7 @@ def on_nodes(
 
 
 def main() -> None:
-    """Measure all."""
+    """Measure everything."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,12 @@
-"""Contributions beside values on the explored episodes of a run: time, explained variance, size of advantages.
+"""Compare contributions with values on a run's explored episodes: time, explained variance, size of advantages.
 
     python benchmarks/contributions.py RUN [POLICY] [ITERATION ...]
 
-For each iteration that is named, else the first: seconds for contributions and for values (turn-gae), both by the
-hidden states of POLICY (sft); the shares of the variance of scores that the sums of contributions explain, and that the
-number of turns does alone, with a constant and over the same folds; that of returns that values explain; and the mean
-square of the advantages of all turns.
+The benchmark prints a line for each named iteration, or for the first. The line has the seconds to compute
+contributions and values (turn-gae), both from the hidden states of POLICY (default: sft). It has the share of the
+variance of scores that is explained by the sums of contributions, and the share explained by a line in the number of
+turns, over the same folds. It also has the share of the variance of returns that values explain, and the mean square of
+the advantages of all turns.
 """
 
 import sys
@@ -33,7 +34,7 @@ from perturn.types import Trajectory
 
 
 def by_length(episodes: Sequence[Trajectory]) -> float:
-    """Share of the variance of scores that a line in the number of turns explains, fitted on the other folds."""
+    """Return the share of the variance of scores that a line in the number of turns explains, across folds."""
     ordered = sorted(episodes, key=lambda one: one.key)
     scores = np.array(scores_of(ordered, Return()))
     rows = np.array([[1.0, len(one.turns)] for one in ordered])
@@ -45,7 +46,7 @@ def by_length(episodes: Sequence[Trajectory]) -> float:
 
 
 def main() -> None:
-    """Print a line an iteration."""
+    """Print a line for each iteration."""
     folder, policy, *marks = [*sys.argv[1:], "sft"][: max(2, len(sys.argv) - 1)]
     paths, recipe = begun(Path(folder)), resolve_recipe(Path(folder))
     name = str(paths.checkpoint(policy))

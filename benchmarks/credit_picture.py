@@ -1,12 +1,12 @@
-r"""One episode as every credit sees it: a row a credit, a column a turn.
+r"""Draw one episode as all credits see it, with a row for each credit and a column for each turn.
 
     python benchmarks/credit_picture.py RUN --task PART-OF-ITS-ID --sample 0 --figure docs/figures/credits.svg
 
-Takes an online run of a recipe with branches and episodes of its first iteration, which SFT's policy explored, on a
-world that knows how far it is from the end (docs/environments.md). Without --task it lists failed episodes of groups in
-which others succeed, with their first wrong turn. `progress-advantage` compares the run's last policy with SFT's, and
-shows that alone. Credits that need answers, gold calls or a reward model are left out. Half a minute on one core for
-64 episodes.
+RUN is an online run of a recipe with branches, in an environment that knows the remaining distance to success
+(docs/environments.md). The episodes are of the first iteration, which the SFT policy explored. Without --task, the
+command lists failed episodes of groups in which other episodes succeed, with their first wrong turn.
+`progress-advantage` compares the run's last policy with the SFT policy, so it shows only their difference. Credits that
+need answers, gold calls or a reward model are left out. It takes half a minute on one core for 64 episodes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ MARK = "-001"
 
 
 def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory) -> dict[str, list[float]]:
-    """Weight of each turn of an episode, by credit.
+    """Return the weight of each turn of an episode, by credit.
 
     Args:
-        folder: The run.
-        episodes: Those of the iteration.
-        chosen: The episode.
+        folder: Folder of the run.
+        episodes: Episodes of the iteration.
+        chosen: Episode to draw.
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
     found = {}
@@ -73,11 +73,11 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
 
 
 def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path) -> None:
-    """Each row over its largest weight: blue above 0, red below; above them the turns that came no nearer."""
+    """Draw each row relative to its largest weight, and mark the turns that came no nearer to success."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
     wrong = wrong_turns(chosen)
@@ -105,7 +105,7 @@ def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path)
 
 
 def candidates(episodes: Sequence[Trajectory]) -> list[str]:
-    """A line for each failed episode of a group in which another succeeds."""
+    """Return a line for each failed episode of a group in which another episode succeeds."""
     return [
         f"{one.task.id} sample {one.sample}: first wrong turn {wrong_turns(one).index(True) + 1}, "
         f"{sum(wrong_turns(one))} of {len(one.turns)} wrong"
@@ -116,7 +116,7 @@ def candidates(episodes: Sequence[Trajectory]) -> list[str]:
 
 
 def main() -> None:
-    """Draw the episode that the command names."""
+    """Draw the episode that the command names, or list candidates."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

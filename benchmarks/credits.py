@@ -1,13 +1,14 @@
-"""Measure the lines of the table of docs/methods/bias.md that have no figures yet, and write each as it is measured.
+"""Measure the rows of the table in docs/methods/bias.md that have no figures yet, and write each row at once.
 
     python benchmarks/credits.py
     python benchmarks/credits.py --anew
     python benchmarks/credits.py --cost
 
-A line is a credit, its settings, the relative bias on each process with groups of three, and the scale and the noise on
-the loop. To add a line, write its first two cells. With --anew, take the figures of all lines away first; after an
-interruption, go on without it. With --cost, print the seconds that each credit takes instead: for
-1000 episodes of 20 turns in groups of 8, for as many turns in episodes of 200, and in groups of 64.
+A row has a credit, its settings, the relative bias on each process with groups of three, and the scale and the noise on
+the process `loop`. To add a row, write its first two cells. With --anew, the figures of all rows are removed first.
+After an interruption, call the command again without --anew. With --cost, the command prints the seconds that each
+credit takes instead: for 1000 episodes of 20 turns in groups of 8, for equally many turns in episodes of about 200, and
+in groups of 64.
 """
 
 import random
@@ -31,7 +32,7 @@ MARK = "<!-- bias -->"
 
 
 def figures(name: str, words: list[str]) -> list[str]:
-    """Return the cells of a line."""
+    """Measure a credit, and return the cells of its row."""
     section = {"name": name}
     apply_overrides(section, words)
     credit = build(CREDITS, section, "credit")
@@ -40,24 +41,24 @@ def figures(name: str, words: list[str]) -> list[str]:
 
 
 def bias(found: Measurement) -> str:
-    """Return the cell of a process."""
+    """Return the cell for a process."""
     if found.relative_bias <= 1e-9:
         return "0"
     return "wrong sign" if found.cosine < 0 else f"{found.relative_bias:.3f}"
 
 
 def cells_of(line: str) -> list[str]:
-    """Return the cells of a line of a credit; none of any other line."""
+    """Return the cells of a credit's row; an empty list for any other line."""
     return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| `") else []
 
 
 def written(cells: list[str]) -> str:
-    """Return the line of these cells."""
+    """Return the row with these cells."""
     return f"| {' | '.join(cells)} |"
 
 
 def fill(anew: bool) -> None:
-    """Measure the lines without figures, and write the page after each."""
+    """Measure the rows without figures, and write the page after each row."""
     before, table, after = PAGE.read_text(encoding="utf-8").split(MARK)
     lines = table.split("\n")
     for index, line in enumerate(lines):
@@ -73,7 +74,7 @@ def fill(anew: bool) -> None:
 
 
 def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
-    """Return groups drawn at random, whose states are visited again and again."""
+    """Return random groups whose episodes visit the same states repeatedly."""
     draw = random.Random(0)
     return [
         [
@@ -93,7 +94,7 @@ def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
 
 
 def seconds(name: str, groups: list[list[Trajectory]]) -> float:
-    """Return how long a credit takes for all groups."""
+    """Return the seconds that a credit takes for all groups."""
     credit = CREDITS[name]()
     needed = [{keyword(name_of(need)): stand_ins(need, group) for need in credit.needs} for group in groups]
     start = time.perf_counter()
@@ -103,7 +104,7 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
 
 
 def print_cost() -> None:
-    """Print the seconds of each credit of a group."""
+    """Print the seconds of each group credit."""
     sizes = [episodes(125, 8, 20), episodes(12, 8, 208), episodes(16, 64, 20)]
     for name, credit in CREDITS.items():
         if isinstance(credit(), TurnCredit) or "distance" in names_of(credit().needs):

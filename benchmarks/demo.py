@@ -1,9 +1,9 @@
-r"""Run the demo on several seeds, and score its policies greedily too.
+r"""Run the demo with several seeds, and also score its policies with greedy decoding.
 
     python benchmarks/demo.py --seeds 0 1 2 --output runs --out benchmarks/demo.json
 
-The runs lie in `runs/demo-0`, `runs/demo-0-then` and so on. A second call goes on where the first one stopped, and a
-run that is there is only read.
+The runs are in `runs/demo-0`, `runs/demo-0-then` and so on. A second call resumes the first. A finished run is only
+read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ GREEDY = ["evaluate.sampling={temperature: 0.0, max_new_tokens: 16}", "evaluate.
 
 
 def perturn(*words: str) -> str:
-    """What one command of Perturn prints; stop where it fails."""
+    """Run a command of Perturn, and return its output. Raise an error if the command fails."""
     return subprocess.run(
         [sys.executable, "-m", "perturn", *words], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
 def read(run: Path) -> dict[str, Any]:
-    """The summary of a run."""
+    """Return the summary of a run."""
     found: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return found
 
 
 def half(run: Path) -> dict[str, Any]:
-    """One half of the demo: the policy before and after, with intervals, and their difference, paired by game."""
+    """Return one half of the demo: success before and after with intervals, and the difference paired by game."""
     summary = read(run)
     before, after = summary["policies"][0], summary["policies"][-1]
     found = summary["comparison"]
@@ -47,7 +47,7 @@ def half(run: Path) -> dict[str, Any]:
 
 
 def greedy(first: Path, output: Path, policies: dict[str, str]) -> dict[str, float]:
-    """Greedy success of some policies on the games of the demo."""
+    """Return the greedy success of some policies on the games of the demo."""
     recipe = read(first)["protocol"]
     scored = {}
     for name, model in policies.items():
@@ -75,7 +75,7 @@ def greedy(first: Path, output: Path, policies: dict[str, str]) -> dict[str, flo
 
 
 def main() -> None:
-    """Run what is not done yet, print a table, and write the numbers."""
+    """Run the missing runs, print a table, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--name", default="demo-{}", help="Name of a seed's run.")

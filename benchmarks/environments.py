@@ -1,10 +1,10 @@
-"""Environments: load, reset and steps a second, and memory, ours against the package they come from.
+"""Measure load and reset times, steps per second and memory of environments, against the original packages.
 
     python benchmarks/environments.py [--quick] [--json] [--case alfworld] [--data FOLDER] [--out FILE]
 
-Both sides play the same games with the same actions in one run, one after the other in one thread. Times are processor
-time, so that other work on the machine is not counted. A case whose package is not installed is left out, and said to
-be. Ratios are theirs over ours in time a load or a step: larger is better.
+Both sides play the same games with the same actions, one after the other in one thread. Times are CPU times, so that
+other work on the machine is not counted. A case whose package is not installed is reported and skipped. A ratio is the
+original's time per load or step over Perturn's, so larger is better.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Speed:
-    """What playing some tasks took."""
+    """Times and memory for playing some tasks."""
 
     loads: list[float]
-    """Seconds of each load and reset."""
+    """Seconds of each load with reset."""
     steps: list[float]
     """Seconds of each step."""
     megabytes: float
-    """Memory that one more world with a game in it takes."""
+    """Memory of one more environment with a loaded game, in MB."""
     texts: list[str]
-    """What it answered, to see that both sides played the same."""
+    """Observations, to check that both sides played the same."""
 
     def summary(self) -> Row:
-        """As a row has it."""
+        """Return the figures as a row."""
         return {
             "load_ms": round(1e3 * mean(self.loads), 3),
             "steps_per_s": round(len(self.steps) / sum(self.steps), 1),
@@ -60,7 +60,7 @@ class Speed:
 def measure(
     make: Callable[[], Environment], tasks: Sequence[Task], scripts: dict[str, list[str]], worlds: int
 ) -> Speed:
-    """Play a script in each task; then count the memory of some more worlds."""
+    """Play a script in each task, and then measure the memory of additional environments."""
     world, loads, steps, texts = make(), list[float](), list[float](), list[str]()
     for task in tasks:
         began = time.process_time()
@@ -85,7 +85,7 @@ def measure(
 
 
 def compare(case: str, ours: Speed, theirs: Speed, **more: Any) -> Row:
-    """Both sides as a row; refuses if they did not play alike."""
+    """Return both sides as a row. Exit if their observations differ."""
     if ours.texts != theirs.texts:
         differ = next(pair for pair in zip(ours.texts, theirs.texts, strict=False) if pair[0] != pair[1])
         raise SystemExit(f"{case}: the two sides did not answer alike: {differ}")
@@ -102,7 +102,7 @@ def compare(case: str, ours: Speed, theirs: Speed, **more: Any) -> Row:
 
 
 def alfworld(quick: bool, data: str | None) -> Row:
-    """ALFWorld's reader against the official engine, from game files as `alfworld-download` leaves them."""
+    """Compare ALFWorld's reader with the official engine, on game files of `alfworld-download`."""
     name, games = _alfworld_games(data)
     per_kind = 1 if quick else 3
     chosen = [one for kind in KINDS for one in [g for g in games if f"/{kind}" in g.id][:per_kind]]
@@ -123,7 +123,7 @@ def alfworld(quick: bool, data: str | None) -> Row:
 
 
 def _alfworld_games(data: str | None) -> tuple[str, list[GameText]]:
-    """Real games if there are some, or made-up ones; and what they are."""
+    """Return a description and games: real games if they are installed, and generated games otherwise."""
     try:
         world: Any = ALFWorld(data)
         return "alfworld valid_seen", [world.game(task) for task in world.tasks("valid_seen")[::4]]
@@ -133,7 +133,7 @@ def _alfworld_games(data: str | None) -> tuple[str, list[GameText]]:
 
 
 def _wander(world: ALFWorld, task: Task, turns: int) -> list[str]:
-    """Actions at random, half of them such that change something."""
+    """Return random actions, half of which change the state of the game."""
     dice, script = random.Random(task.id), []
     seen = world.reset(task, 0)
     for _ in range(turns):
@@ -146,7 +146,7 @@ def _wander(world: ALFWorld, task: Task, turns: int) -> list[str]:
 
 
 def _expert(data: str | None, quick: bool) -> Row:
-    """How often and how fast the exploring expert solves train games, from reading them to the last action."""
+    """Measure how often and how fast the exploring expert solves train games, including reading them."""
     try:
         world: Any = ALFWorld(data)
     except EnvironmentFailure:
@@ -169,11 +169,11 @@ def _expert(data: str | None, quick: bool) -> Row:
 
 
 CASES: dict[str, tuple[str, Callable[[bool, str | None], Row]]] = {"alfworld": ("alfworld", alfworld)}
-"""Case -> the module of the package that it is compared with, and what measures it."""
+"""Name of each case, with the module that it needs and the function that measures it."""
 
 
 def main() -> None:
-    """Measure the cases that can be measured here."""
+    """Measure the cases whose packages are installed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def _table(row: Row) -> str:
-    """A row for people."""
+    """Return a row as a line of text."""
     lines = [f"{row['case']}: {row['tasks']} tasks, {row['steps']} steps"]
     lines += [f"{'':12}{'ours':>12}{'theirs':>12}{'ratio':>10}"]
     ratios = {"load_ms": row["load_ratio"], "steps_per_s": row["steps_ratio"]}

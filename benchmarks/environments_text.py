@@ -1,10 +1,10 @@
-"""What HotpotQA and WebShop cost: steps a second, opening and building the index, memory of a world.
+"""Measure HotpotQA and WebShop: steps per second, time to build and to open the index, memory of an environment.
 
     python benchmarks/environments_text.py [--json] [--paragraphs 100000] [--products 10000]
 
-Corpus and catalogue are made up from a seed, so that any size can be had. Each case runs in a fresh process for each
-measurement: one that builds, one that opens what is built, plays and looks at its memory. There is no package of the
-original to measure against: HotpotQA's is a live website, WebShop's installs on Python 3.8 alone.
+The corpus and the catalogue are generated from a seed, in any size. Each case runs in two fresh processes: one builds
+the index, and the other opens it, plays, and measures its memory. There is no comparison with the originals, because
+HotpotQA's is a live website, and WebShop's package needs Python 3.8.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Row = dict[str, Any]
 
 
 def hotpotqa(paragraphs: int = 100_000) -> Row:
-    """Searches by title and by words, look-ups and answers."""
+    """Measure searches by title and by words, look-ups and answers."""
     return _measured("hotpotqa", paragraphs)
 
 
 def webshop(products: int = 10_000) -> Row:
-    """The scripted buyer, with a look at each subpage."""
+    """Measure the scripted buyer, with a look at each subpage."""
     return _measured("webshop", products)
 
 
 CASES: dict[str, Callable[..., Row]] = {"hotpotqa": hotpotqa, "webshop": webshop}
-"""Case -> what measures it, with the number of documents as an argument."""
+"""Name of each case, with the function that measures it for a number of documents."""
 
 
 def _measured(case: str, size: int) -> Row:
@@ -81,7 +81,7 @@ def _measured(case: str, size: int) -> Row:
 
 
 def _child(case: str, settings: dict[str, Any]) -> Row:
-    """Open a world, play in it, open another one."""
+    """Open an environment, play in it, and open another one."""
     make: Callable[[], Environment] = partial(parse, HotpotQA if case == "hotpotqa" else WebShop, settings)
     make_imports()
     before = _memory()
@@ -105,14 +105,14 @@ def _child(case: str, settings: dict[str, Any]) -> Row:
 
 
 def make_imports() -> None:
-    """Import what worlds need, so that it is not counted as loading."""
+    """Import the libraries of the environments, so that imports do not count as opening."""
     import bm25s  # noqa: F401
     import rapidfuzz  # noqa: F401
     import Stemmer  # noqa: F401
 
 
 def _steps_time(actions: Iterator[tuple[Task | None, str]], world: Environment) -> float:
-    """Seconds that the steps take, without what chooses them and without resets."""
+    """Return the seconds of the steps, without resets and without choosing actions."""
     total = 0.0
     for task, action in actions:
         if task is not None:
@@ -146,7 +146,7 @@ def _play_webshop(world: Any, tasks: list[Task]) -> Iterator[tuple[Task | None, 
 
 
 def _write_wiki(folder: Path, size: int) -> dict[str, Any]:
-    """A corpus of random words whose frequencies fall as those of a language do, and questions of its sentences."""
+    """Write a corpus of random words with natural frequencies, and questions about its sentences."""
     words, draw = _words()
     with (folder / "corpus.jsonl").open("w") as file:
         for number in range(size):
@@ -161,7 +161,7 @@ def _write_wiki(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _write_shop(folder: Path, size: int) -> dict[str, Any]:
-    """A catalogue of random words, each product with options, and a goal for each of 200."""
+    """Write a catalogue of random words, with options for each product, and goals for 200 products."""
     _, draw = _words()
     products, attributes, goals = [], {}, {}
     for number in range(size):
@@ -197,7 +197,7 @@ def _write_shop(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _words(count: int = 50_000) -> tuple[list[str], Callable[[int], list[str]]]:
-    """Words, and what draws some of them."""
+    """Return random words, and a function that draws a number of them."""
     chance = random.Random(0)
     words = ["".join(chance.choices(_SYLLABLES, k=chance.randint(1, 4))) for _ in range(count)]
     cumulative = list(itertools.accumulate(1 / (rank + 10) for rank in range(count)))
@@ -205,13 +205,13 @@ def _words(count: int = 50_000) -> tuple[list[str], Callable[[int], list[str]]]:
 
 
 def _memory() -> int:
-    """Bytes that this process holds and shares with nobody: mapped files count only once they are changed."""
+    """Return the memory in bytes that belongs only to this process. Mapped files count only where they are changed."""
     used: int = psutil.Process().memory_full_info().uss
     return used
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all cases, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

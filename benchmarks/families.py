@@ -1,14 +1,15 @@
-r"""How often a study finds a true gain, and errs, with Holm over all comparisons and over primary ones alone.
+r"""Simulate how often a study detects a true gain and how often it errs, with Holm over all or primary comparisons.
 
     python benchmarks/families.py --out benchmarks/families.json      a quarter of a minute on one core
 
-Studies are drawn whose truth is known. All methods are compared with one baseline on the same bases, so that they share
-its luck: the difference of a method with a base is drawn around its gain with a spread of 5.5 points, half of whose
-variance is the baseline's. Spreads differ by method, by a factor of e^0.5 either way in two of three methods. One
-method gains 6 points, or none does. The test is Student's over bases, which `crossed_comparison` comes to with many
-tasks. *Found*: the share of 4,000 studies in which the gain has a corrected p below 0.05. *Family*: the share in which
-any comparison has one although no method gains. `moderated` is Smyth's test, whose variances are drawn towards each
-other. The standard error of a share of 0.05 is 0.003.
+Studies with known true gains are simulated. All methods are compared with one baseline on the same base models, so that
+the comparisons share the noise of the baseline. For each base model, the difference of a method varies around its gain
+with a standard deviation of 5.5 points. Half of this variance comes from the baseline. The standard deviation differs
+between methods, by up to a factor of e^0.5 in two of three methods. Either one method gains 6 points, or none does. The
+test is Student's t over base models, to which `crossed_comparison` converges with many tasks. *Found* is the share of
+4,000 studies in which the gain has a corrected p-value below 0.05. *Family* is the share in which any comparison has
+such a p-value although no method gains. `moderated` is Smyth's test, which shrinks the variances towards each other.
+The standard error of a share of 0.05 is 0.003.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SIZES = tuple((bases, comparisons) for bases in (3, 5, 10) for comparisons in (3
 
 
 def differences(draw: np.random.Generator, bases: int, comparisons: int, gain: float) -> Floats:
-    """Differences to the baseline in points; the first method has the gain [studies, comparisons, bases]."""
+    """Return differences from the baseline in points [studies, comparisons, bases]. The first method has the gain."""
     spread = SPREAD * np.exp(draw.normal(0, 0.5, (STUDIES, comparisons, 1))) / np.exp(0.25)
     own = draw.normal(0, 1, (STUDIES, comparisons, bases)) * spread
     shared = draw.normal(0, SPREAD, (STUDIES, 1, bases))
@@ -41,12 +42,12 @@ def differences(draw: np.random.Generator, bases: int, comparisons: int, gain: f
 
 
 def student(values: Floats) -> Floats:
-    """Two-sided p of Student's test over bases [studies, comparisons]."""
+    """Return two-sided p-values of Student's t over base models [studies, comparisons]."""
     return np.asarray(stats.ttest_1samp(values, 0.0, axis=-1).pvalue)
 
 
 def moderated(values: Floats) -> Floats:
-    """Two-sided p of the moderated t-test [studies, comparisons].
+    """Return two-sided p-values of the moderated t-test [studies, comparisons].
 
     Source: Smyth 2004, "Linear models and empirical Bayes methods", Section 6.2 (d0 and s0 by moments of log s^2).
     """
@@ -64,14 +65,14 @@ def moderated(values: Floats) -> Floats:
 
 
 def _prior_freedom(excess: float) -> float:
-    """d0 with trigamma(d0 / 2) = excess; infinite where variances differ no more than chance."""
+    """Return d0 with trigamma(d0 / 2) = excess; infinite if variances differ no more than by chance."""
     if excess <= 1e-6:
         return float("inf")
     return 2 * float(optimize.brentq(lambda x: float(special.polygamma(1, x)) - excess, 1e-4, 1e8))
 
 
 def row(bases: int, comparisons: int) -> dict[str, Any]:
-    """Shares of one kind of study."""
+    """Return the shares for one kind of study."""
     draw = np.random.default_rng([bases, comparisons])
     gained, alike = (differences(draw, bases, comparisons, gain) for gain in (GAIN, 0.0))
     with_gain, without = student(gained), student(alike)

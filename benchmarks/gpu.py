@@ -1,12 +1,11 @@
-r"""Everything that is worth knowing of one GPU: tests, a training step, rollouts, attention, memory, an online run.
+r"""Measure one GPU: tests, training steps, rollouts, attention, memory, and an online run.
 
     make gpu                                                all parts, within 25 minutes
     python benchmarks/gpu.py --out FILE --only rollouts     one part; a part that FILE has already is not run again
     python benchmarks/gpu.py --out FILE --table             the table of a file, in Markdown
 
-Each part runs in processes of its own, and each row is written to the file as soon as it is known. A part that is
-killed keeps its rows and is run again by the next call. A part that fails leaves its error beside its rows, and the
-command ends with 1.
+Each part runs in its own processes, and each row is written to the file at once. A killed part keeps its rows, and the
+next call runs it again. A failed part leaves its error next to its rows, and the command exits with code 1.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ ROOT = Path(__file__).parents[1]
 SIDES = Path(__file__).parent
 TESTED = ("tests/policy", "tests/losses", "tests/engines")
 WITHOUT = ("tests/engines/api",)
-"""Tests that call no model of this process."""
+"""Tests that run no model in their own process."""
 
 Row = dict[str, Any]
-"""One line of the table: `what`, `case`, `ours`, `theirs`, `ratio`, and what else was found, as `detail`."""
+"""One line of the table: `what`, `case`, `ours`, `theirs`, `ratio`, and further findings as `detail`."""
 
 
 def main() -> None:
-    """Parse, run the parts that are missing, print the table."""
+    """Parse the options, run the missing parts, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +65,7 @@ def main() -> None:
 def run(
     part: Callable[[bool], Iterator[Row]], keep: Callable[[dict[str, Any]], None], *, quick: bool
 ) -> None:
-    """Run one part, and hand `keep` its rows after each of them; then its seconds, or its error beside the rows."""
+    """Run one part, and pass its rows so far to `keep` after each row. Add its seconds or its error at the end."""
     began, rows, ended = time.perf_counter(), [], {}
     try:
         for row in part(quick):
@@ -79,7 +78,7 @@ def run(
 
 
 def about() -> dict[str, str]:
-    """Return the card, the versions and the date."""
+    """Return the name of the card, the versions, and the date."""
     import torch
 
     if not torch.cuda.is_available():
@@ -93,10 +92,10 @@ def about() -> dict[str, str]:
 
 
 def lines(*command: str) -> Iterator[str]:
-    """Run a command of Python with this repository's sources, and yield the lines of its output as they come.
+    """Run a Python command with this repository's sources, and yield the lines of its output as they come.
 
     Raises:
-        subprocess.CalledProcessError: At the end, if it failed.
+        subprocess.CalledProcessError: If the command failed, after its last line.
     """
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     with (
@@ -118,7 +117,7 @@ def lines(*command: str) -> Iterator[str]:
 
 
 def tests(quick: bool) -> Iterator[Row]:
-    """Run the tests of policy, losses and engines; models that find their device by themselves are on the GPU."""
+    """Run the tests of policy, losses and engines. Models that choose their device use the GPU."""
     paths = TESTED[1:2] if quick else TESTED
     ignored = [f"--ignore={path}" for path in WITHOUT]
     command = ("-m", "pytest", *paths, *ignored, "-q", "-n", "6", "-W", "default", "-o", "cpu_seconds=0")
@@ -136,14 +135,14 @@ def tests(quick: bool) -> Iterator[Row]:
 
 
 def step(quick: bool) -> Iterator[Row]:
-    """Time a step of DPO on pairs through TRL's DPOTrainer and through TurnTrainer."""
+    """Time a step of DPO on pairs with TRL's DPOTrainer and with TurnTrainer."""
     only = ["--only", "assistant 135M 49152 bfloat16 trl."] if quick else []
     for row in json.loads("".join(lines(str(SIDES / "training.py"), "--device", "cuda", "--json", *only))):
         yield _compared(row, f"DPO, {row['size']}, {row['peer']}")
 
 
 def groups(quick: bool) -> Iterator[Row]:
-    """Time a step on groups of episodes through TRL's GRPOTrainer and through TurnTrainer."""
+    """Time a step on groups of episodes with TRL's GRPOTrainer and with TurnTrainer."""
     only = "135M 49152 bfloat16 group of 8" if quick else "group of 8"
     command = (str(SIDES / "groups.py"), "--device", "cuda", "--json", "--only", only)
     for row in json.loads("".join(lines(*command))):
@@ -162,7 +161,7 @@ def _compared(row: Row, case: str) -> Row:
 
 
 def rollouts(quick: bool) -> Iterator[Row]:
-    """Count turns a second of the local engine, and of `generate` on the whole history."""
+    """Count turns per second of the local engine, and of `generate` on the whole history."""
     cases = ["135M:64"] if quick else ["135M:64", "135M:16", "1B:64", "135M:256", "15M:64"]
     for line in lines(str(SIDES / "rollouts_gpu.py"), "--cases", *cases):
         row = json.loads(line)
@@ -177,7 +176,7 @@ def rollouts(quick: bool) -> Iterator[Row]:
 
 
 def part(name: str) -> Callable[[bool], Iterator[Row]]:
-    """Return the part of `gpu_parts.py` of a name."""
+    """Return a function that runs a part of `gpu_parts.py`."""
 
     def rows(quick: bool) -> Iterator[Row]:
         command = (str(SIDES / "gpu_parts.py"), name, *(["--quick"] if quick else []))
@@ -187,20 +186,20 @@ def part(name: str) -> Callable[[bool], Iterator[Row]]:
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    "precision": part("precision"),  # log-probabilities on the GPU, and of the engine
+    "precision": part("precision"),  # log-probabilities on the GPU and of the engine
     "tests": tests,
     "step": step,
     "groups": groups,
     "rollouts": rollouts,
-    "attention": part("attention"),  # FlexAttention, its mask, and other ways
-    "memory": part("memory"),  # of training, against the formula of the dry run
+    "attention": part("attention"),  # FlexAttention, its mask, and alternatives
+    "memory": part("memory"),  # memory of training, against the formula of the dry run
     "sharding": part("sharding"),  # FSDP2 by NCCL in one process, with and without CPU offload
-    "online": part("online"),  # play, train and hand over a policy of 135M parameters
+    "online": part("online"),  # play with, train and hand over a policy of 135M parameters
 }
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the rows in Markdown, under the card, the versions and the date."""
+    """Return the rows as a Markdown table, with the card, the versions and the date."""
     known = dict(found["about"])
     lines = [f"{known.pop('card')}, {known.pop('date')}; " + ", ".join(f"{k} {v}" for k, v in known.items())]
     lines += ["", "| what | case | Perturn | peer | ratio |", "|---|---|---|---|---|"]

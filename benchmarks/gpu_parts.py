@@ -1,4 +1,4 @@
-"""Parts of `benchmarks/gpu.py` that need a process of their own: each prints its rows as JSON, one in a line."""
+"""Run a part of `benchmarks/gpu.py` in its own process. Each part prints its rows as JSON, one row per line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from perturn.training.sharding import fsdp2, whole_weights
 from perturn.types import Action, Prompt, Sampling
 
 HEADS, KEY_HEADS, FEATURES = 9, 3, 64
-"""Attention of SmolLM2-135M."""
+"""Attention heads, key heads and head size of SmolLM2-135M."""
 
 
 def say(
@@ -50,8 +50,8 @@ def say(
 def attention(quick: bool) -> None:
     """Time one layer, forward and backward, over packed groups of episodes.
 
-    The peers compute the same: torch's scaled dot products under a dense mask, and torch's causal flash attention on
-    each whole sequence, which shares nothing.
+    The peers compute the same attention. One is torch's scaled dot-product attention with a dense mask. The other is
+    torch's causal flash attention on each whole sequence, without sharing.
     """
     for tasks, worked in ((1, 100),) if quick else ((1, 100), (1, 600), (4, 600)):
         step = make_groups(Shape(), 49_152, worked, tasks, 8, 1)[0]
@@ -120,7 +120,7 @@ def _milliseconds(work: Callable[[], Any], repeats: int = 10) -> float:
 
 
 def precision(quick: bool) -> None:
-    """Compare log-probabilities: packed on the GPU with packed on the CPU, and the engine's with training's."""
+    """Compare log-probabilities between GPU and CPU in training, and between the engine and training."""
     model = make_model("135M", WORDS)
     step = make_groups(Shape(turns=(3, 6)), WORDS, 100, 1, 4, 1)[0]
     encoded = [episode.encoded for episode in step]
@@ -147,7 +147,7 @@ def _differences(case: str, found: torch.Tensor) -> None:
 
 
 def _sampled(model: Any, conversations: int) -> torch.Tensor:
-    """Return the log-probabilities of the forward pass minus the log-probabilities that the engine sampled with."""
+    """Return log-probabilities of a forward pass minus the log-probabilities at sampling, in nats [tokens]."""
     draw = random.Random(0)
     engine = LocalEngine(model, Words())
     words = Words()
@@ -171,7 +171,7 @@ def _sampled(model: Any, conversations: int) -> torch.Tensor:
 
 
 def memory(quick: bool) -> None:
-    """Measure the most memory that tensors of a training take; a row says what the dry run's formula expects."""
+    """Measure the peak memory of tensors in training, and report the estimate of the dry run's formula."""
     cases = [("135M", False, False), ("135M", True, False)]
     if not quick:
         cases += [("135M", False, True), ("1B", False, False), ("1B", False, True), ("1B", True, True)]
@@ -187,8 +187,8 @@ def memory(quick: bool) -> None:
 def _training_gigabytes(
     size: str, lora: bool, checkpointing: bool, budget: int
 ) -> tuple[float, float, dict[str, int]]:
-    """Return the gigabytes that tensors have taken at most over two steps, those by formula, and the largest pass."""
-    before = torch.cuda.memory_allocated()  # by an earlier case
+    """Return the peak gigabytes of tensors over two steps, the gigabytes by formula, and the largest pass."""
+    before = torch.cuda.memory_allocated()  # of an earlier case
     torch.cuda.reset_peak_memory_stats()
     adapters = None
     if lora:
@@ -211,7 +211,7 @@ def _training_gigabytes(
         processing_class=make_tokenizer(),
         peft_config=adapters,
     )
-    if checkpointing:  # `train` would do it
+    if checkpointing:  # as `train` does
         trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.create_optimizer()
     model = trainer.accelerator.prepare(trainer.model)
@@ -237,7 +237,7 @@ def _training_gigabytes(
 
 
 def _example(example: Example) -> Example:
-    """Give a row the numbers that a loss reads; their values do not change what memory is used."""
+    """Add the numbers that a loss reads. Their values do not affect the memory."""
     sides = example.sides
     return Example(
         *sides,
@@ -281,7 +281,7 @@ VARIANTS = ("plain", "fsdp2", "fsdp2 with cpu_offload")
 
 
 def sharding(quick: bool) -> None:
-    """Train in one process with NCCL and FSDP2, with and without CPU offload, against a training without it."""
+    """Train in one process with NCCL and FSDP2, with and without CPU offload, and compare with plain training."""
     with tempfile.TemporaryDirectory() as folder:
         for port, variant in enumerate(VARIANTS, start=29_511):
             ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -345,7 +345,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Parse, and run one part."""
+    """Parse the options, and run one part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--quick", action="store_true")

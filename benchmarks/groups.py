@@ -1,15 +1,16 @@
-r"""A training step on groups of episodes, through TRL's GRPOTrainer and through TurnTrainer: time, memory, losses.
+r"""Compare a training step on groups of episodes in TRL's GRPOTrainer and in TurnTrainer: time, memory, losses.
 
     python benchmarks/groups.py                            the table, on the CPU
     python benchmarks/groups.py --device cuda              the same on a GPU, in bfloat16, with larger models
     python benchmarks/groups.py --quick                    one small case, within a minute
     python benchmarks/groups.py --only '135M' --json       some rows, for machines
 
-Both trainers get the same model, token ids, rewards and loss (clipped policy gradient, a mean over the step's tokens),
-each in a process of its own, and train by their own `train`; steps alternate, and a ratio is the median over paired
-steps (peer over ours: larger is better). Every prompt begins with the same worked example; the samples of a task share
-their prompt. Peak memory is that of all steps, less what the libraries take before the model is made; on a GPU, what
-its tensors take. TRL runs at its defaults: 8 episodes a pass, activations checkpointed.
+Both trainers get the same model, token ids, rewards and loss (clipped policy gradient, averaged over the step's
+tokens). Each trainer runs its own `train` in its own process, and their steps alternate. A ratio is the peer's time
+over TurnTrainer's, as the median over paired steps, so larger is better. Every prompt begins with the same worked
+example, and the samples of a task share their prompt. Peak memory is over all steps, without the memory of the
+libraries before the model is created. On a GPU it is the memory of tensors. TRL runs at its defaults, with 8 episodes
+per pass and activation checkpointing.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ class Case:
     samples: int
     dtype: str = "float32"
     worked: int = 600
-    """Tokens of the worked example."""
+    """Number of tokens of the worked example."""
     steps: int = 3
     ours: dict[str, Any] = field(default_factory=dict)
-    """Settings of `TurnConfig` that are not its defaults."""
+    """Settings of `TurnConfig` other than its defaults."""
     device: str = "cpu"
 
     @property
     def name(self) -> str:
-        """What `--only` is looked for in."""
+        """Name of the case, which `--only` searches."""
         return (
             f"{self.size} {self.vocab} {self.dtype} group of {self.samples}, {self.worked} {self.ours or ''}."
         )
 
     def episodes(self) -> list[list[Episode]]:
-        """Of each step, and of one before the first that counts; never fewer than a pass of TRL's."""
+        """Return the episodes of each step, and of one warm-up step. A step has at least as many as a pass of TRL's."""
         tasks = max(1, TRL_BATCH // self.samples)
         return make_groups(Shape(), self.vocab, self.worked, tasks, self.samples, self.steps + 1)
 
@@ -61,7 +62,7 @@ class Case:
 QUICK = Case("0.9M", 1_024, 8, worked=100, steps=1)
 
 NARROW = {"activation_checkpointing": True, "token_budget": 1024}
-"""Passes of one episode behind what all begin with, of which little is kept."""
+"""Settings for passes of one episode after the common prefix, with activation checkpointing."""
 
 CASES = [
     Case("15M", 49_152, 8),
@@ -81,7 +82,7 @@ ON_GPU = [
 
 
 def compare(case: Case) -> dict[str, Any]:
-    """Run both trainers step by step, taking turns; the first step of each is not counted."""
+    """Run both trainers in alternation, step by step. The first step of each is a warm-up."""
     with _worker(case, "trl") as peer, _worker(case, "perturn") as ours:
         steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
         memory = [side.ask("peak") for side in (peer, ours)]
@@ -131,7 +132,7 @@ COLUMNS = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows for people, in Markdown."""
+    """Return the rows as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         cells = [f"{row[key]:.1e}" if key.endswith("_gap") else row[key] or "" for key in COLUMNS]
@@ -140,7 +141,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

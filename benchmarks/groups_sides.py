@@ -1,4 +1,4 @@
-"""The trainers that are compared on groups of episodes; each trains by its own `train`, one step when it is asked."""
+"""Run the trainers that are compared on groups of episodes. Each runs its own `train`, one step on request."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 TRL_BATCH = 8
-"""Episodes of a pass, by default."""
+"""Default number of episodes in a pass of TRL's."""
 
 
 def settings(dtype: str, device: str, steps: int) -> dict[str, Any]:
-    """What both trainers are told; a rate so low that every step has the same weights, and gradients compare."""
+    """Return the settings of both trainers. The learning rate is so low that weights do not change between steps."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "learning_rate": 1e-12,
@@ -51,7 +51,7 @@ def settings(dtype: str, device: str, steps: int) -> dict[str, Any]:
 
 
 class Clock(TrainerCallback):
-    """Waits before each step until one is asked for, and answers with what the step took and gave."""
+    """Callback that waits for a request before each step, and answers with the figures of the step."""
 
     def __init__(self, device: str) -> None:
         self._device, before = device, held() if device == "cpu" else 0
@@ -85,7 +85,7 @@ class Clock(TrainerCallback):
 
 
 def advantages(episodes: list[Episode], samples: int) -> Iterator[float]:
-    """As GRPOTrainer computes them by default, for the loss to be equal."""
+    """Yield advantages as GRPOTrainer computes them by default, so that both losses are equal."""
     for first in range(0, len(episodes), samples):
         rewards = [each.reward for each in episodes[first : first + samples]]
         yield from ((reward - mean(rewards)) / (stdev(rewards) + 1e-4) for reward in rewards)
@@ -99,7 +99,7 @@ def perturn(
     samples: int,
     ours: dict[str, Any],
 ) -> TurnTrainer:
-    """TurnTrainer, with the log-probabilities that its own policy gives as those that an engine sampled with."""
+    """Return a TurnTrainer, with its own policy's log-probabilities in place of the engine's."""
     turn = Turn(({"role": "user", "content": "a"},), Action("b", (5, 1), (-1.0, -1.0)))
     row = WeightedTrajectory(Trajectory(Task("a"), (turn,)), (1.0,))
     trainer = TurnTrainer(
@@ -129,7 +129,7 @@ def perturn(
 def trl(
     size: str, vocab: int, common: dict[str, Any], steps: list[list[Episode]], samples: int
 ) -> GRPOTrainer:
-    """GRPOTrainer at its defaults, with the episodes as what its `rollout_func` returns."""
+    """Return a GRPOTrainer at its defaults, with a `rollout_func` that returns the episodes."""
     left = iter(steps)
 
     def rollout(prompts: list[str], _: Any) -> dict[str, list[Any]]:
@@ -139,7 +139,7 @@ def trl(
         return {
             "prompt_ids": [list(each.encoded.ids[: each.prompt]) for each in episodes],
             "completion_ids": sampled,
-            "logprobs": [[0.0] * len(ids) for ids in sampled],  # read with vLLM alone
+            "logprobs": [[0.0] * len(ids) for ids in sampled],  # only read with vLLM
             "env_mask": [[int(turn >= 0) for turn in each.encoded.turn[each.prompt :]] for each in episodes],
             "earned": [each.reward for each in episodes],
         }
@@ -162,11 +162,11 @@ def trl(
 
 
 def work(case: dict[str, Any], side: str, steps: list[list[Episode]]) -> None:
-    """In the process of its own: train, a step each time one is asked for."""
+    """Train in this process, one step for each request."""
     size, vocab, samples = case["size"], case["vocab"], case["samples"]
     common = settings(case["dtype"], case["device"], len(steps))
     clock = Clock(case["device"])
-    sys.stdout = sys.stderr  # answers alone go out
+    sys.stdout = sys.stderr  # standard output is for answers
     if side == "trl":
         trainer: Any = trl(size, vocab, common, steps, samples)
     else:

@@ -1,11 +1,12 @@
-r"""Handing a policy with adapters to the engine of an online run: adapters by themselves, and a merged model.
+r"""Compare handing over adapters and a merged model from training to the engine of an online run.
 
     python benchmarks/handover.py --out benchmarks/handover.json                       the local engine
     python benchmarks/handover.py --engine vllm --out benchmarks/handover_vllm.json    vLLM in this process
 
-A Llama of random weights in float32, with adapters of rank 16 on all linear layers. Each way writes the policy as the
-loop does, on the disk, names it by its digest and gives it to an open engine. `merged` is what the loop did before.
-`cpu_s` is the processor time of this process, which a busy machine changes little.
+The policy is a Llama of random weights in float32, with adapters of rank 16 on all linear layers. As in the loop, each
+way writes the policy to disk, names it by its digest, and gives it to an open engine. `merged` writes all weights, with
+the adapters merged into them. `cpu_s` is the CPU time of this process, which hardly depends on other work on the
+machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PROMPT = Prompt((), (), ({"role": "user", "content": "Say something about the we
 
 
 def adapted(base: Path, seed: int) -> Any:
-    """The model with adapters whose weights are as if they had been trained."""
+    """Return the model with adapters whose weights look trained."""
     model = add_adapters(load_model(str(base)), lora_config(LORA), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -51,7 +52,7 @@ def adapted(base: Path, seed: int) -> Any:
 
 
 def hand_over(engine: Any, base: Path, way: str, seed: int) -> dict[str, float]:
-    """Give the engine a policy in one of the two ways; bytes that were written, and seconds of each part."""
+    """Give the engine a policy in one of the two ways. Return the bytes written, and the seconds of each part."""
     model, target = adapted(base, seed), base.parent / way
     began, spent = time.perf_counter(), time.process_time()
     with replacing(target) as fresh:
@@ -75,14 +76,14 @@ def hand_over(engine: Any, base: Path, way: str, seed: int) -> dict[str, float]:
 
 
 def said(engine: Any) -> torch.Tensor:
-    """Log-probabilities of a greedy answer."""
+    """Return the log-probabilities of a greedy answer, in nats [tokens]."""
     answer = engine.generate([PROMPT], Sampling(max_new_tokens=16))[0]
     engine.forget("one")
     return torch.tensor(answer.logprobs)
 
 
 def measure(size: str, kind: str, tries: int) -> dict[str, Any]:
-    """Both ways in turn; medians, without the first of each."""
+    """Measure both ways in alternation. Return medians without the first try of each."""
     tokenizer = load_tokenizer("smollm2-135m")
     with tempfile.TemporaryDirectory() as place:
         base = Path(place) / "checkpoints" / "sft"
@@ -110,7 +111,7 @@ def measure(size: str, kind: str, tries: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,12 @@
-r"""Training tokens of an episode, by how much of the history the policy saw and by what is computed once.
+r"""Count the training tokens of an episode, by the length of the history in its prompts and by prefix sharing.
 
     python benchmarks/histories.py --alfworld data/alfworld --out benchmarks/histories.json
 
-Expert episodes of real games, under the protocols of the library, in tokens of SmolLM2. `one` is the whole episode as
-one sequence; `alone` has a sequence for each turn, as the policy saw it then, each computed by itself; `shared` are
-those sequences with what they begin with computed once, as training packs them. A number is the mean of an episode, in
-tokens that pass the model. `growth` has the longest episodes, cut after so many turns.
+The episodes are expert episodes of real games, under the protocols of the library, in tokens of SmolLM2. `one` is the
+whole episode as one sequence. `alone` has a sequence for each turn, with the prompt that the policy saw, and computes
+each separately. `shared` has the same sequences, but computes common beginnings once, as training packs them. A number
+is the mean number of tokens per episode that go through the model. `growth` has the longest episodes, cut after several
+numbers of turns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CUTS = (5, 10, 20, 40)
 
 
 def played(settings: dict[str, Any], split: str, protocol: EpisodeProtocol, count: int) -> list[Trajectory]:
-    """Expert episodes of tasks spread over a split; those that solve their task."""
+    """Return the successful expert episodes of tasks that are spread over a split."""
     with closing(make_environment(settings)) as env:
         tasks = env.tasks(split)
         chosen = tasks[:: max(1, len(tasks) // count)][:count]
@@ -44,7 +45,7 @@ def played(settings: dict[str, Any], split: str, protocol: EpisodeProtocol, coun
 
 
 def by_turn(trajectory: Trajectory) -> Trajectory:
-    """An episode as a sequence for each turn; where its policy saw all, each holds all that came before."""
+    """Return an episode with a sequence for each turn. If its policy saw the whole history, each sequence holds it."""
     if not trajectory.is_one_sequence:
         return trajectory
     turns = tuple(replace(turn, recalled=turn.recalled or turn.observation) for turn in trajectory.turns)
@@ -52,12 +53,12 @@ def by_turn(trajectory: Trajectory) -> Trajectory:
 
 
 def tokens(encoded: Sequence[Encoded], share: bool) -> float:
-    """Mean tokens of an episode that pass the model."""
+    """Return the mean number of tokens per episode that go through the model."""
     return round(mean(len(lay_out([one], share=share)["ids"]) for one in encoded), 1)
 
 
 def measure(episodes: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
-    """Mean tokens of an episode in each form."""
+    """Return the mean number of tokens per episode in each form."""
     whole = [renderer.encode(replace(one, history=None)) for one in episodes]
     parts = [renderer.encode(by_turn(one)) for one in episodes]
     return {
@@ -70,7 +71,7 @@ def measure(episodes: Sequence[Trajectory], renderer: Renderer) -> dict[str, flo
 
 
 def rows(name: str, episodes: Sequence[Trajectory], renderer: Renderer) -> Iterator[dict[str, Any]]:
-    """A row for each length of the history; where commands were listed, that of the protocol alone."""
+    """Yield a row for each history length; only for the protocol's own length if commands were listed in the prompt."""
     listed = any(turn.recalled is not None for one in episodes for turn in one.turns)
     for history in {one.history for one in episodes} if listed else HISTORIES:
         seen = [replace(one, history=history) for one in episodes]
@@ -78,7 +79,7 @@ def rows(name: str, episodes: Sequence[Trajectory], renderer: Renderer) -> Itera
 
 
 def growth(episodes: Sequence[Trajectory], renderer: Renderer) -> Iterator[dict[str, Any]]:
-    """The longest episodes cut after some turns, with the whole history and with two turns of it."""
+    """Yield rows for the longest episodes, cut after some turns, with the whole history and with two turns."""
     long = [one for one in episodes if len(one.turns) >= CUTS[-1]]
     for history in (None, 2) if long else ():
         for cut in CUTS:
@@ -87,7 +88,7 @@ def growth(episodes: Sequence[Trajectory], renderer: Renderer) -> Iterator[dict[
 
 
 def main() -> None:
-    """Play, count, write."""
+    """Play, count, and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,14 +1,14 @@
-r"""How often 95 % intervals hold the mean they were drawn around: ours, and those they were chosen from.
+r"""Measure how often 95 % intervals contain the true mean, for Perturn's intervals and for alternatives.
 
     python benchmarks/intervals.py --out benchmarks/intervals.json      about two minutes on one core
     python benchmarks/intervals.py --quick                              a tenth of the panels
 
-Panels of scores are drawn many times from a distribution whose mean is known: successes, partial scores like
-ScienceWorld's (some 0, some 1, fractions between), scores of which nearly all are 1, and differences of two policies on
-the same tasks. `ours` is `perturn.stats`; the others are a percentile bootstrap whose tails are widened for the sample
-size (ours until now), scipy's BCa, the studentized bootstrap, and Student's t; ends are cut at the bounds. Each cell is
-the share of intervals that hold the mean, and their mean width. Panels of equal values get Clopper and Pearson's, as
-until now, where the method has nothing to say. The standard error of a share of 0.95 is 0.01 for 400 panels.
+Samples of scores are drawn many times from distributions with a known mean. These are successes, partial scores like
+ScienceWorld's (some 0, some 1, and fractions between), scores that are nearly all 1, and differences of two policies on
+the same tasks. `ours` is `perturn.stats`. The alternatives are a percentile bootstrap with tails widened for the sample
+size, scipy's BCa, the studentized bootstrap, and Student's t. All ends are cut at the bounds. Each cell is the share of
+intervals that contain the mean, and their mean width. If all values of a sample are equal, a method without an interval
+of its own gets Clopper and Pearson's. The standard error of a share of 0.95 is 0.01 for 400 samples.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ perturn.stats.paired_tests.FLIPS, perturn.stats.paired_tests.MOST_TO_ENUMERATE =
 
 
 def successes(rate: float) -> Callable[[int], Floats]:
-    """Scores of 0 and 1."""
+    """Return a function that draws scores of 0 and 1."""
     return lambda n: (DRAW.random(n) < rate).astype(float)
 
 
 def partial(zeros: float, ones: float, a: float, b: float) -> Callable[[int], Floats]:
-    """A share of zeros, one of ones, and Beta(a, b) in hundredths between."""
+    """Return a function that draws zeros, ones, and values of Beta(a, b) rounded to hundredths."""
 
     def draw(n: int) -> Floats:
         kind = DRAW.random(n)
@@ -56,7 +56,7 @@ def partial(zeros: float, ones: float, a: float, b: float) -> Callable[[int], Fl
 
 
 def differences(better: float, worse: float, steps: int) -> Callable[[int], Floats]:
-    """Most tasks tie; the others differ by a multiple of 1/steps."""
+    """Return a function that draws differences. Most tasks tie, and the others differ by a multiple of 1/steps."""
 
     def draw(n: int) -> Floats:
         size = DRAW.integers(1, steps + 1, n) / steps
@@ -79,7 +79,7 @@ PANELS: dict[str, tuple[Callable[[int], Floats], float]] = {
 
 
 def ours(panel: Floats, low: float) -> Ends:
-    """What `perturn.stats` gives."""
+    """Return the interval of `perturn.stats`."""
     if low == 0:
         found = mean_interval(panel.tolist())
         return found.low, found.high
@@ -90,7 +90,7 @@ def ours(panel: Floats, low: float) -> Ends:
 
 
 def percentile(panel: Floats, low: float) -> Ends:
-    """Percentile bootstrap with tails widened for the sample size."""
+    """Return the interval of a percentile bootstrap with tails widened for the sample size."""
     n = len(panel)
     tail = float(stats.norm.sf(np.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1)))
     first, last = np.quantile(_resampled(panel).mean(1), [tail, 1 - tail])
@@ -98,13 +98,13 @@ def percentile(panel: Floats, low: float) -> Ends:
 
 
 def bca(panel: Floats, low: float) -> Ends:
-    """The bias-corrected and accelerated bootstrap of scipy."""
+    """Return the interval of scipy's bias-corrected and accelerated bootstrap."""
     found = stats.bootstrap((panel,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=DRAW, axis=-1)
     return found.confidence_interval.low, found.confidence_interval.high
 
 
 def studentized(panel: Floats, low: float) -> Ends:
-    """Bootstrap of Student's t."""
+    """Return the interval of a studentized bootstrap."""
     resampled = _resampled(panel)
     ratio = np.nan_to_num((resampled.mean(1) - panel.mean()) / resampled.std(1), posinf=1e9, neginf=-1e9)
     first, last = np.quantile(ratio, [0.025, 0.975])
@@ -112,13 +112,13 @@ def studentized(panel: Floats, low: float) -> Ends:
 
 
 def student(panel: Floats, low: float) -> Ends:
-    """Student's t."""
+    """Return the interval of Student's t."""
     half = stats.t.ppf(0.975, len(panel) - 1) * panel.std(ddof=1) / np.sqrt(len(panel))
     return panel.mean() - half, panel.mean() + half
 
 
 def _without_spread(value: float, unseen: float, low: float) -> Ends:
-    """What any method is given where all values are equal: up to a share `unseen` may lie at either bound."""
+    """Return the interval for equal values, in which a share of up to `unseen` may lie at either bound."""
     return value - unseen * (value - low), value + unseen * (1 - value)
 
 
@@ -130,7 +130,7 @@ METHODS = (ours, percentile, bca, studentized, student)
 
 
 def measure(name: str, n: int, panels: int) -> dict[str, Any]:
-    """One row: share of intervals that hold the mean, and their mean width, by method."""
+    """Return one row: the share of intervals that contain the mean, and their mean width, by method."""
     draw, mean = PANELS[name]
     low = -1.0 if name.startswith("difference") else 0.0
     drawn = [draw(n) for _ in range(panels)]
@@ -151,7 +151,7 @@ def measure(name: str, n: int, panels: int) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the rows as a table."""
     names = [method.__name__ for method in METHODS]
     print("| panel | n | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
     for row in rows:
@@ -160,14 +160,14 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, help="file for the rows")
     words = parser.parse_args()
-    warnings.filterwarnings("ignore")  # scipy's, where BCa has no spread to work with
+    warnings.filterwarnings("ignore")  # scipy warns if BCa meets samples without spread
     np.seterr(all="ignore")
     rows = [measure(name, n, 40 if words.quick else 400) for name in PANELS for n in SIZES]
     show(rows)

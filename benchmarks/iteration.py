@@ -1,12 +1,13 @@
-r"""A whole online iteration (rollouts, credit, a step), here and in TRL's GRPOTrainer, in the same environment.
+r"""Compare a whole online iteration (rollouts, credit, a step) in Perturn and in TRL's GRPOTrainer.
 
     python benchmarks/iteration.py runs/iteration            one policy, three iterations of each side in turn
 
-The environment is a class for TRL's `environment_factory`: a house of six rooms, a tool call in each. The policy is
-taught one episode first, so that both sides play it: the turns and tokens of an episode are printed for each. Each
-side is in a process of its own and plays 8 samples of a task with transformers on the CPU; iterations alternate, the
-first of each is not counted. TRL runs at its defaults but for the length of an episode, the decoding and float32.
-Ours saves the policy and gives it to the engine again, as the loop does.
+The environment is a class for TRL's `environment_factory`: a house of six rooms with a tool call in each. The policy is
+first trained on one episode, so that it plays nearly the same episode on both sides. The turns and tokens of the
+episodes are printed for each side. Each side runs in its own process, and plays 8 samples of a task with transformers
+on the CPU. Iterations alternate, and the first of each side is a warm-up. TRL runs at its defaults, except for the
+length of an episode, the decoding, and float32. Perturn saves the policy and reloads it in the engine, as the loop
+does.
 """
 
 from __future__ import annotations
@@ -82,21 +83,21 @@ class House:
 
 
 def world(folder: Path) -> TrlFactory:
-    """The environment as it is played here."""
+    """Return the environment as Perturn plays it."""
     rows = folder / "rows.jsonl"
     rows.write_text(json.dumps(ROW) + "\n")
     return TrlFactory(f"{__file__}:House", {"train": str(rows)})
 
 
 def make_tokenizer() -> Any:
-    """SmolLM2's, with a template that writes tool calls."""
+    """Return SmolLM2's tokenizer, with a chat template that renders tool calls."""
     tokenizer = load_tokenizer("smollm2-135m")
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja").read_text()
     return tokenizer
 
 
 def common(**others: Any) -> dict[str, Any]:
-    """Settings of every trainer, and others."""
+    """Return the settings of every trainer, with further settings."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "save_strategy": "no",
@@ -110,7 +111,7 @@ def common(**others: Any) -> dict[str, Any]:
 
 
 def teach(folder: Path, size: str) -> None:
-    """Make a policy that plays one episode, which it was shown."""
+    """Train a policy to play one episode."""
     env, tokenizer = world(folder), make_tokenizer()
     said = [ToolAction("", (ToolCall("walk", {"way": way}),)) for way in WAYS] + [ToolAction("I am there.")]
     steps = episode(env, Job(env.tasks("train")[0], 0), protocol=PROTOCOL)
@@ -125,7 +126,7 @@ def teach(folder: Path, size: str) -> None:
 
 
 def ours(folder: Path) -> None:
-    """An iteration each time one is asked for: play, weigh, train, give the policy to the engine."""
+    """Run an iteration for each request: play, compute credit, train, and reload the policy in the engine."""
     tokenizer, env = make_tokenizer(), world(folder)
     renderer, credit = Renderer(tokenizer), CREDITS["grpo"]()
     model = AutoModelForCausalLM.from_pretrained(folder / "policy")
@@ -165,7 +166,7 @@ def ours(folder: Path) -> None:
 
 
 class Clock(TrainerCallback):
-    """Waits before each iteration until one is asked for."""
+    """Callback that waits for a request before each iteration."""
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._wait()
@@ -184,7 +185,7 @@ class Clock(TrainerCallback):
 
 
 def theirs(folder: Path, iterations: int) -> None:
-    """GRPOTrainer, which plays, weighs and trains in one."""
+    """Run GRPOTrainer, whose step plays, computes advantages and trains."""
     trainer = trl.GRPOTrainer(
         AutoModelForCausalLM.from_pretrained(folder / "policy"),
         args=trl.GRPOConfig(
@@ -207,12 +208,12 @@ def theirs(folder: Path, iterations: int) -> None:
 
 
 def answer(**found: float | None) -> None:
-    """One line to the one who asked; libraries print elsewhere."""
+    """Print one line for the process that asked. Libraries print elsewhere."""
     print(json.dumps(found), file=sys.__stdout__, flush=True)
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The command `perturn` in a process of its own, and the processes that it has started."""
+"""Run the command `perturn` in a separate process, and find the processes that it has started."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import kill_endpoint
 import psutil
 
 _MARK = "KILLS_TRIAL"
-"""Variable by which the processes that a command has started are found again."""
+"""Environment variable that marks all processes started by a command."""
 _PARENT_DEATH = 1
-"""Of `prctl`: the signal that a process gets when its parent ends."""
+"""Option of `prctl` for the signal that a process gets when its parent ends."""
 _GONE = 60.0
-"""Seconds in which the processes of a killed run have to end."""
+"""Time in which the processes of a killed run must end, in seconds."""
 
 
 class Command:
-    """`perturn` in a process of its own."""
+    """The command `perturn` in a separate process."""
 
     def __init__(
         self, context: ForkServerContext, words: list[str], place: Path, trial: str, pause: float
     ) -> None:
-        """Start it in a folder."""
+        """Start the command in a folder."""
         self.log, self.trial = place / "logs" / f"{trial}.txt", trial
         temporary = temporary_of(place, trial)
         temporary.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ class Command:
         self.driver = psutil.Process(self._process.pid)
 
     def wait(self, seconds: float) -> int | None:
-        """Return its exit code once it has ended; None if it has not after so many seconds."""
+        """Return the exit code of the command; None if it has not ended after this number of seconds."""
         self._process.join(seconds)
         return self._process.exitcode
 
     def left(self) -> list[int]:
-        """Processes that it has started and that have not ended."""
+        """Return the ids of processes that the command has started and that have not ended."""
         found = []
         for process in psutil.process_iter(["status"]):
             with suppress(psutil.Error):
@@ -67,7 +67,7 @@ class Command:
         return found
 
     def orphans(self) -> list[int]:
-        """Processes that it has left, once it has ended and they had their time."""
+        """Return the ids of processes that remain after the command has ended and their time is over."""
         until = time.monotonic() + _GONE
         while (found := self.left()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -75,14 +75,14 @@ class Command:
 
 
 def temporary_of(place: Path, trial: str) -> Path:
-    """The folder for temporary files of a trial; a short one, since Ray's sockets lie in it."""
+    """Return the folder of a trial's temporary files. Its path is short, because Ray's sockets are in it."""
     return place / "t" / f"{crc32(trial.encode()):08x}"
 
 
 def _perturn(words: list[str], place: str, variables: dict[str, str], log: str) -> None:
-    """Be `perturn`."""
+    """Run `perturn` in this process."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)  # it ends with the benchmark
+    ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)  # ends with the benchmark
     os.chdir(place)
     os.environ.clear()
     os.environ.update(variables)
@@ -98,4 +98,4 @@ def _perturn(words: list[str], place: str, variables: dict[str, str], log: str) 
     try:
         importlib.import_module("perturn.cli").main()
     finally:
-        atexit._run_exitfuncs()  # which a child of multiprocessing leaves out
+        atexit._run_exitfuncs()  # a child process of multiprocessing skips these

@@ -1,4 +1,4 @@
-"""Kills of `perturn serve --record` while a client plays sessions; a part of `benchmarks/kills.py`."""
+"""Kill `perturn serve --record` while a client plays sessions, as a part of `benchmarks/kills.py`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from perturn.types import Status
 
 NAME, SESSIONS, KEY = "perturn serve --record", 12, "key-of-the-kills"
 _STARTING = 120.0
-"""Seconds in which a server has to answer again."""
+"""Time in which a restarted server must answer, in seconds."""
 
 
 class Client:
-    """Plays sessions of two turns one after the other, each until its end has been confirmed."""
+    """Client that plays sessions of two turns one after the other. It repeats a session until its end is confirmed."""
 
     def __init__(self, address: str) -> None:
-        """Begin."""
+        """Start playing in a thread."""
         self._address, self.ended, self.sent = address, threading.Event(), Counter[str]()
         self.error = ""
         threading.Thread(target=self._play, daemon=True).start()
@@ -43,7 +43,7 @@ class Client:
         self.ended.set()
 
     def _session(self, name: str, reward: float) -> bool:
-        """Play a session from its beginning; whether its end was confirmed."""
+        """Play a whole session. Return whether its end was confirmed."""
         said = [{"role": "user", "content": f"Task {name} : say door 1"}]
         try:
             for _ in range(2):
@@ -54,7 +54,7 @@ class Client:
                 time.sleep(0.1)
             self.sent[name] += 1
             self._ask(f"{name}/reward", {"reward": reward})
-        except (OSError, ValueError):  # the server is gone; the session begins anew
+        except (OSError, ValueError):  # the server is gone, so the session starts again
             return False
         return True
 
@@ -66,7 +66,7 @@ class Client:
 
 
 def trial(start: Callable[[], Any], url: str, record: Path, draw: Random, kills: int) -> dict[str, Any]:
-    """Kill the server again and again while a client plays; the kills, the commands, and what is wrong at the end."""
+    """Kill the server repeatedly while a client plays. Return the kills, the commands, and any errors at the end."""
     server, client = start(), Client(url)
     found: list[dict[str, Any]] = []
     commands, began, problems = 1, time.monotonic(), list[str]()
@@ -87,13 +87,13 @@ def trial(start: Callable[[], Any], url: str, record: Path, draw: Random, kills:
 
 
 def _answers(url: str) -> bool:
-    """Whether a server listens."""
+    """Return whether a server listens."""
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
 
 
 def _wrong(record: Path, sent: Counter[str]) -> list[str]:
-    """Sessions whose confirmed end is missing, or that have more ends than were sent, or another reward."""
+    """Return sessions whose confirmed end is missing, that have too many ends, or that have a wrong reward."""
     whole = [
         one
         for one in read_trajectories(RunPaths(record).trajectories("explore"))

@@ -1,4 +1,4 @@
-"""What `benchmarks/kills.py` kills: an environment, recipes of seconds, roles of processes, and what must be equal."""
+"""Define what `benchmarks/kills.py` kills: an environment, short recipes, roles of processes, and expected results."""
 
 from __future__ import annotations
 
@@ -120,24 +120,24 @@ evaluate: {tasks: {split: test}, sampling: {max_new_tokens: 2}, every: 2}
 
 @dataclass(frozen=True)
 class Setting:
-    """A command that is killed, and what must be equal at its end."""
+    """A command to kill, and the results that must be equal at its end."""
 
     name: str
     words: tuple[str, ...]
-    """Words behind `perturn`, but for the name of the run."""
+    """Arguments after `perturn`, except the name of the run."""
     equal: str = "bit"
-    """bit: episodes, weights of turns, metrics and policies to the byte. close: counts, and policies within 1e-6.
-    counted: counts alone."""
+    """Required equality. `bit`: episodes, weights of turns, metrics and policies are equal byte by byte. `close`:
+    counts are equal, and policies within 1e-6. `counted`: only counts are equal."""
     kills: int = 5
-    """Kills in a trial."""
+    """Number of kills in a trial."""
     pause: float = 0.02
-    """Seconds of a step in the environment."""
+    """Duration of a step in the environment, in seconds."""
     before: tuple[str, ...] = ()
-    """Words of a command that nothing kills, which is given first."""
+    """Arguments of an earlier command that is not killed."""
     named: bool = True
-    """Whether the words are of a recipe, which is given the name of the run; else the folder of the run follows."""
+    """Whether the arguments name a recipe, to which the name of the run is added. Otherwise the run folder is added."""
     served: bool = False
-    """Whether the engine is a server that answers through an API, which is killed and started again too."""
+    """Whether the engine is a server behind an API, which is also killed and restarted."""
     files: tuple[str, ...] = field(
         default=(
             "trajectories/*.jsonl",
@@ -206,15 +206,15 @@ _ROLES = {
     "Ray node": lambda words: "/raylet/raylet" in words,
     "Ray head": lambda words: "/gcs_server" in words,
 }
-"""Which role a process has that a run has started, by the words of its command, in order."""
+"""Roles of the processes that a run has started, each with a test of the command line. The first match counts."""
 ROLES = ["driver", "engine behind an API", *_ROLES]
-"""Roles that are killed."""
+"""Roles that can be killed."""
 
 
 def roles_of(driver: psutil.Process) -> dict[str, list[psutil.Process]]:
-    """Processes of a run by their role; only the process of the command and its descendants."""
+    """Return the processes of a run by role: the process of the command and its descendants."""
     found: dict[str, list[psutil.Process]] = {"driver": [driver]}
-    with suppress(psutil.NoSuchProcess):  # it has ended
+    with suppress(psutil.NoSuchProcess):  # the process has ended
         for process in driver.children(recursive=True):
             words = ""
             with suppress(psutil.Error):
@@ -226,7 +226,7 @@ def roles_of(driver: psutil.Process) -> dict[str, list[psutil.Process]]:
 
 
 def prepare(place: Path) -> None:
-    """Write the environment, the agent, the recipes, and a policy that is drawn at random."""
+    """Write the environment, the agent, the recipes, and a random policy."""
     if (place / "tiny" / "tokenizer.json").is_file():
         return
     import torch
@@ -261,7 +261,7 @@ def prepare(place: Path) -> None:
 def differences(
     setting: Setting, whole: Path, run: Path, killed: Mapping[str, int]
 ) -> tuple[list[str], float]:
-    """Say what differs between a run that nothing has killed and another, and by how much their policies do."""
+    """Return the differences between a killed run and a run without kills, and the distance of their policies."""
     equal = "counted" if killed.get("agent program") else setting.equal
     found = [f"damaged: {each.file}" for each in verify(run).damaged]
     found += [f"episodes of {name}" for name in _unequal(_episodes(whole), _episodes(run))]
@@ -278,7 +278,7 @@ def differences(
 
 
 def _read(setting: Setting, run: Path) -> dict[str, Any]:
-    """The files that are compared. Some have their lines in the order in which episodes end."""
+    """Return the compared files. In some of them, the order of the lines depends on which episode ends first."""
     files = [file for pattern in setting.files for file in run.glob(pattern)]
     found = {str(file.relative_to(run)): file.read_bytes() for file in files}
     unordered = ("expert", "continuations")
@@ -293,7 +293,7 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _episodes(run: Path) -> dict[str, list[tuple[str, int]]]:
-    """The episodes of each file, by task and number."""
+    """Return the episodes of each file, by task and sample."""
     found = {}
     for file in (*run.glob("trajectories/*.jsonl"), *run.glob("evaluation/*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -302,18 +302,18 @@ def _episodes(run: Path) -> dict[str, list[tuple[str, int]]]:
 
 
 def _counts(run: Path) -> dict[str, Any]:
-    """What each stage has counted."""
+    """Return the counts of each stage."""
     stages = json.loads((run / "manifest.json").read_text())["stages"]
     return {name: note["counts"] for name, note in stages.items()}
 
 
 def _sums_up(counts: Mapping[str, Any]) -> bool:
-    """Whether the bins of a credit stage sum up to the episodes that were asked for; True of another stage."""
+    """Return whether the bins of a credit stage add up to the requested episodes; True for any other stage."""
     return "asked" not in counts or sum(counts.get(name, 0) for name in BINS) == counts["asked"]
 
 
 def _apart(whole: Path, run: Path) -> float:
-    """The largest difference of a weight of the policies of two runs."""
+    """Return the largest difference between weights of the policies of two runs."""
     from safetensors.torch import load_file
 
     found = 0.0

@@ -1,10 +1,10 @@
-"""SIGKILL at random moments to a random process of a run; the same command is given again until the run ends.
+"""Kill random processes of a run at random moments with SIGKILL, and repeat the command until the run ends.
 
     python benchmarks/kills.py --place FOLDER --kills 200 --out benchmarks/kills.jsonl
 
-A trial is one run that is killed several times. Its end is compared with a run of the same recipe that nothing has
-killed. `--out` has a line for each trial, so that a second call goes on. `--table` prints a table of these lines.
-The processes are children of one process that has imported what a run needs, so that a start takes a moment.
+A trial is one run that is killed several times. Its result is compared with a run of the same recipe without kills.
+`--out` has a line for each trial, so that a second call continues the benchmark. `--table` prints a table of these
+lines. Commands are forked from a process that has imported the modules of a run, so that they start quickly.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from kill_commands import Command, temporary_of
 from kill_settings import ROLES, SETTINGS, Setting, differences, prepare, roles_of
 
 _LONGEST = 400.0
-"""Seconds after which a command hangs."""
+"""Time after which a command counts as hanging, in seconds."""
 NAMES = [*SETTINGS, kill_endpoint.NAME]
-"""Settings that may be killed."""
+"""Names of the settings that can be killed."""
 _ANY_TIME = 0.3
-"""Share of the kills that are at any time of a command; the others are in a stage that is drawn."""
+"""Share of the kills at a random time of the command. All others are within a random stage."""
 _DRIVER = 0.35
-"""Share of the kills that meet the process of the command, where there are others."""
+"""Share of the kills that hit the process of the command, if there are other processes."""
 _IMPORTED = [
     "perturn.cli",
     "perturn.run.execute",
@@ -56,7 +56,7 @@ class Trials:
     """Runs in one folder that are killed."""
 
     def __init__(self, place: Path, roles: Collection[str] = ()) -> None:
-        """Work in a folder; kill processes of these roles alone, if any are named."""
+        """Prepare a folder. If roles are given, only processes with these roles are killed."""
         self.place, self.roles = place, roles
         prepare(place)
         (place / "logs").mkdir(exist_ok=True)
@@ -64,13 +64,13 @@ class Trials:
         self._context.set_forkserver_preload(_IMPORTED)
         first = self._context.Process(
             target=time.sleep, args=(0,)
-        )  # else its imports count for the first command
+        )  # otherwise its imports would count for the first command
         first.start()
         first.join()
         self._ports: dict[str, int] = {}
 
     def start(self, setting: Setting, name: str) -> Command:
-        """Give the command of a setting."""
+        """Start the command of a setting."""
         words = [*setting.words, f"name={name}"]
         if not setting.named:
             words = [words[0], f"runs/{name}", *words[1:-1]]
@@ -81,7 +81,7 @@ class Trials:
         return Command(self._context, words, self.place, name, setting.pause)
 
     def url(self, name: str) -> str:
-        """Where the server of a trial answers."""
+        """Return the address of a trial's server."""
         if name not in self._ports:
             self._ports[name] = free_port()
         return f"http://127.0.0.1:{self._ports[name]}"
@@ -94,14 +94,14 @@ class Trials:
         )
 
     def begin(self, setting: Setting, name: str) -> None:
-        """Give the command that comes first, if there is one."""
+        """Run the setting's earlier command, if it has one."""
         if setting.before:
             first = Command(self._context, [*setting.before, f"name={name}"], self.place, name, 0.0)
             if first.wait(_LONGEST) != 0:
                 raise SystemExit(f"{setting.name}: the first command failed; see {first.log}")
 
     def whole(self, setting: Setting) -> tuple[Path, float]:
-        """Return the run that nothing has killed, and the seconds of its command."""
+        """Return the run without kills, and the seconds of its command."""
         name = f"whole-{_plain(setting.name)}"
         folder, noted = self.place / "runs" / name, self.place / "logs" / f"{name}.seconds"
         if not noted.is_file():
@@ -150,7 +150,7 @@ class Trials:
         return row
 
     def endpoint(self, number: int) -> dict[str, Any]:
-        """Kill an endpoint that records, and return the row."""
+        """Kill a recording endpoint several times, and return its row."""
         name, draw = f"serve-{number:03d}", Random(f"serve {number}")
         record = self.place / "runs" / name
         shutil.rmtree(record, ignore_errors=True)
@@ -164,7 +164,7 @@ class Trials:
 
 
 class _Killed:
-    """One run that is killed and given again."""
+    """One run that is killed and restarted."""
 
     def __init__(self, trials: Trials, setting: Setting, name: str, seconds: float) -> None:
         self._trials, self._setting, self._name = trials, setting, name
@@ -177,7 +177,7 @@ class _Killed:
         self._server = trials.server(name) if setting.served else None
 
     def to_the_end(self) -> list[str]:
-        """Kill, and give the command again, until it ends well; what went wrong."""
+        """Kill and restart the command until it succeeds. Return the errors."""
         try:
             return self._to_the_end()
         finally:
@@ -207,7 +207,7 @@ class _Killed:
                     ]
 
     def _killed(self, command: Command, began: float) -> int | None:
-        """The exit code of a command, some of whose processes are killed; None if it hangs."""
+        """Kill some processes of a command. Return its exit code, or None if it hangs."""
         while len(self.kills) < self._setting.kills:
             code = command.wait(self._moment(command))
             if code is not None:
@@ -228,7 +228,7 @@ class _Killed:
         return command.wait(_LONGEST)
 
     def _role(self, roles: Collection[str]) -> str | None:
-        """Draw which of the roles that are there is killed; None if no such role is to be."""
+        """Choose the role to kill at random; None if no process has a wanted role."""
         if wanted := self._trials.roles:
             there = sorted(set(roles) & set(wanted))
             return self._draw.choice(there) if there else None
@@ -236,9 +236,10 @@ class _Killed:
         return "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
 
     def _moment(self, command: Command) -> float:
-        """Wait for the stage in which the next kill is to be, if there are stages; the seconds until the kill.
+        """Wait for the stage of the next kill, if the command has stages. Return the seconds until the kill.
 
-        A share of the kills is at any time. The others are in one of the next stages, in longer ones more often.
+        Some kills are at a random time of the command. The others are in one of the next stages, with longer stages
+        chosen more often.
         """
         if not self._setting.named or self._draw.random() < _ANY_TIME:
             return self._draw.uniform(0, self._seconds * 1.5 / self._setting.kills)
@@ -255,7 +256,7 @@ class _Killed:
         return self._draw.uniform(0, self._stages[chosen])
 
     def _stage(self, driver: psutil.Process) -> str:
-        """The stage that is being done."""
+        """Return the name of the running stage."""
         if not self._setting.named:
             return self._setting.words[0]
         found = noted(self._run)
@@ -265,7 +266,7 @@ class _Killed:
 
 
 def _stages(run: Path) -> dict[str, Any]:
-    """The stages of a run that were begun, with what is noted of them."""
+    """Return the stages that a run has begun, with their notes."""
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((run / "manifest.json").read_text())["stages"]
         return found
@@ -273,7 +274,7 @@ def _stages(run: Path) -> dict[str, Any]:
 
 
 def noted(run: Path) -> dict[str, Any]:
-    """What the running stage of a run has written about itself."""
+    """Return the progress that the running stage has written."""
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((run / "progress.json").read_text())
         return found
@@ -281,29 +282,29 @@ def noted(run: Path) -> dict[str, Any]:
 
 
 def _end(orphans: list[int]) -> None:
-    """End processes that a run of ours has left."""
+    """Kill processes that a run has left."""
     for pid in orphans:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _last(log: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     return " / ".join(log.read_text(errors="replace").splitlines()[-6:])[-600:]
 
 
 def _plain(name: str) -> str:
-    """A name for a folder."""
+    """Return a name that is valid for a folder."""
     return "".join(each if each.isalnum() else "-" for each in name)
 
 
 def _kind(name: str) -> str:
-    """The name of a temporary file without what is drawn."""
+    """Return the name of a temporary file without its random part."""
     return name.partition("_")[0].partition("-")[0]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Kills by setting and by role, and how many trials ended as they should."""
+    """Return a table of kills by setting and role, and of trials that ended correctly."""
     lines = ["| setting | trials | kills | by role | as without kills |", "|---|---|---|---|---|"]
     total: Counter[str] = Counter()
     for setting in NAMES:
@@ -321,7 +322,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Kill, until there were enough."""
+    """Run trials until there are enough kills."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""FSDP2 on processes of the CPU against one process: gradients, and the most memory that a process needs.
+"""Compare FSDP2 on several CPU processes with one process: gradients, and peak memory of each process.
 
     python benchmarks/launch.py --worlds 1 2 --out benchmarks/launch.json
 
-A Llama drawn at random is trained for two steps of AdamW on four conversations, in float32, by 1, 2 and 4 processes
-with gloo. Memory is the highest resident memory of each process while it trains and then saves the policy, with and
-without what its imports take. Gradients are taken at the first step.
+A Llama of random weights is trained for two steps of AdamW on four conversations, in float32, by 1, 2 and 4 processes
+with gloo. Memory is the peak resident memory of each process while it trains and saves the policy, with and without the
+memory of its imports. Gradients are compared at the first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORLDS = (1, 2, 4)
 
 
 def rows() -> list[dict[str, Any]]:
-    """Conversations of different lengths."""
+    """Return conversations of different lengths."""
     return [
         {
             "messages": [
@@ -37,7 +37,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def begin(folder: Path, hidden: int, layers: int) -> int:
-    """Write the policy that all processes begin with; return the number of its parameters."""
+    """Write the initial policy. Return the number of its parameters."""
     import torch
 
     from perturn.chat.word_tokenizer import make_tokenizer
@@ -56,19 +56,19 @@ def begin(folder: Path, hidden: int, layers: int) -> int:
 
 
 def peak() -> float:
-    """The most memory that this process has had, in GB."""
+    """Return the peak memory of this process, in GB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
 
 
 def comparing(folder: Path, world: int, rank: int, seen: list[float]) -> Any:
-    """Return a callback that compares the gradients of the first step with the gradients that one process has written.
+    """Return a callback that compares the first step's gradients with the gradients of a single process.
 
     Args:
-        folder: Where they are written.
-        world: Processes.
-        rank: Of this one; the first one compares.
-        seen: Gets the largest difference of each weight.
+        folder: Folder of the recorded gradients.
+        world: Number of processes.
+        rank: Rank of this process. The first process compares.
+        seen: List to which the largest difference of each weight is appended.
     """
     import torch
     from transformers import TrainerCallback
@@ -89,7 +89,7 @@ def comparing(folder: Path, world: int, rank: int, seen: list[float]) -> Any:
 
 
 def work(folder: Path) -> None:
-    """Train and save in one of the processes; print what it measured."""
+    """Train and save in one of the processes, and print the measurements."""
     from perturn import TurnConfig
     from perturn.backends.local_training import LocalTraining
     from perturn.training.sharding import fsdp2
@@ -132,20 +132,20 @@ def work(folder: Path) -> None:
     }
     (folder / f"found-{world}-{rank}.json").write_text(json.dumps(found))
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
+    os._exit(0)  # gloo's threads sometimes abort the interpreter at exit
 
 
 def measure(folder: Path, world: int) -> dict[str, Any]:
-    """Train by so many processes, each with a memory of its own."""
+    """Train with several processes, each with its own memory."""
     from perturn.run.launch.driver import FREED
 
     port = str(free_port())
     common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     if world == 1:
-        own = [{}]  # no process group
+        own = [{}]  # without a process group
     else:
-        common |= FREED  # as the driver of a run starts them
+        common |= FREED  # as in the driver of a run
         common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, __file__, "--work", str(folder)]
@@ -158,7 +158,7 @@ def measure(folder: Path, world: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and write the rows."""
+    """Measure, print, and write the rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

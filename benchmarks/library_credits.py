@@ -1,10 +1,10 @@
-"""Bias and noise of released advantage estimators with groups of three: the table of docs/methods/libraries.md.
+"""Measure the bias and noise of released advantage estimators, for the table of docs/methods/libraries.md.
 
     .venv-hosts/bin/python benchmarks/library_credits.py
     .venv-hosts/bin/python benchmarks/library_credits.py --check
 
-It writes the lines of the libraries that are installed into the page, and leaves the others. With `--check` it writes
-nothing, and fails if a line differs.
+All groups have three episodes. The command replaces the rows of installed libraries in the page, and keeps all other
+rows. With `--check` it writes nothing, and fails if a row differs.
 """
 
 import argparse
@@ -57,28 +57,28 @@ SECTIONS: dict[str, list[dict[str, object]]] = {
 
 
 def cell(cosine: float, bias: float, tolerance: float) -> str:
-    """A relative bias as the documentation has it."""
+    """Return a relative bias as text, in the format of the documentation."""
     return "0" if bias <= tolerance else "wrong sign" if cosine < 0 else f"{bias:.3f}"
 
 
 def line(section: dict[str, object]) -> str:
-    """The line of an estimator."""
+    """Measure an estimator, and return its row."""
     estimator = released_estimator(section)
     found = [measure(estimator, process, 3) for process in (*PROCESSES, *AGENT_CREDIT_BENCH)]
-    # RLOO and others compute some sums in float32, which is 1e-7 here
+    # RLOO and others compute some sums in float32, with errors of 1e-7
     cells = [cell(one.cosine, one.relative_bias, 1e-6) for one in found]
     row = [*_named(section), estimator.library, *cells, f"{found[0].noise:.2f}"]
     return f"| {' | '.join(row)} |"
 
 
 def _named(section: dict[str, object]) -> tuple[str, str]:
-    """The first two cells of an estimator's line."""
+    """Return the first two cells of an estimator's row."""
     settings = (f"`{key}={str(value).lower()}`" for key, value in section.items() if key != "name")
     return f"`{section['name']}`", " ".join(settings)
 
 
 def installed() -> Iterator[dict[str, object]]:
-    """The estimators of the libraries that are installed; the others are named."""
+    """Yield the estimators of installed libraries, and print the names of the others."""
     for library, sections in SECTIONS.items():
         if library == "skyrl" and sys.version_info < (3, 12):
             typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]  # SkyRL needs that of 3.12
@@ -89,12 +89,12 @@ def installed() -> Iterator[dict[str, object]]:
 
 
 def documented(page: Path = PAGE) -> list[str]:
-    """The lines of the page's table, without the two of its head."""
+    """Return the rows of the page's table, without its head."""
     return page.read_text().split(MARK)[1].strip().splitlines()[2:]
 
 
 def filled(page: Path = PAGE) -> str:
-    """The page with the lines of the installed libraries measured anew; lines of others stay."""
+    """Return the page with new rows for the installed libraries, and all other rows unchanged."""
     before, table, after = page.read_text().split(MARK)
     rows = {tuple(row.split(" | ")[:2]): row for row in table.strip().splitlines()}
     for section in installed():

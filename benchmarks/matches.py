@@ -1,9 +1,9 @@
-"""How often greedy matching of tool calls falls short of the largest sum, and milliseconds that a matching costs.
+"""Measure how often greedy matching of tool calls misses the largest sum, and the time of a matching.
 
     python benchmarks/matches.py
 
-Episodes are the gold calls of BFCL's 200 tasks, five times over, each call left out, doubled or with one of its
-values changed at random.
+The episodes repeat the gold calls of BFCL's 200 tasks five times. Calls are left out, duplicated, or changed in one
+value at random.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from perturn.methods.matchtir.tool_matches import gold_calls
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
 
 TIMES = 5
-"""Episodes of each task."""
+"""Number of episodes of each task."""
 SHARE = 0.2
-"""Chance that a call is left out, and that it is doubled, and that one of its values is changed."""
+"""Probability that a call is left out; also the probability that it is duplicated, and that a value is changed."""
 
 
 def changed(gold: Sequence[ToolCall], draw: random.Random) -> list[ToolCall]:
-    """The calls, some left out, some doubled, some with another value."""
+    """Return the calls with random omissions, duplicates and changed values."""
     found = []
     for call in gold:
         if draw.random() < SHARE:
@@ -38,7 +38,7 @@ def changed(gold: Sequence[ToolCall], draw: random.Random) -> list[ToolCall]:
 
 
 def timed(name: str, work: Callable[[Any], Any], cases: Sequence[Any]) -> list[Any]:
-    """Results, and a line that says the mean time of one."""
+    """Return the results, and print the mean time of one."""
     start = time.perf_counter()
     found = [work(case) for case in cases]
     print(f"{name}: {1000 * (time.perf_counter() - start) / len(cases):.2f} ms, mean of {len(cases)}")

@@ -1,10 +1,10 @@
-"""Keep what `perturn measure` found of a run as the raw rows of docs/results/measure.md.
+"""Store the results of `perturn measure` for a run as the raw rows of docs/results/measure.md.
 
     python benchmarks/measured.py runs/alfworld --name alfworld
     python docs/measured.py
 
-Writes, under studies/results/measure, NAME.json (the scores), NAME-turns.parquet (each turn with its measured advantage
-and the weight of each credit) and NAME-continuations.parquet (each continuation).
+The command writes three files in studies/results/measure: NAME.json (the scores), NAME-turns.parquet (each turn with
+its measured advantage and the weight of each credit), and NAME-continuations.parquet (each continuation).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The most memory that a training process needs on the CPU, against `perturn.estimate.memory.training_memory`.
+"""Compare the peak memory of CPU training with the estimate of `perturn.estimate.memory.training_memory`.
 
     python benchmarks/memory.py --out benchmarks/memory.json
 
-Llamas drawn at random are trained for two steps of AdamW, each case in processes of its own. Measured is the highest
-resident memory of a process while it trains, less what it held before the model was loaded.
+Llamas of random weights are trained for two steps of AdamW, each case in separate processes. The measured value is the
+peak resident memory of a process in training, minus its memory before the model was loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = {  # hidden, layers, feed-forward, heads, key heads, vocabulary
     "135M": (576, 30, 1536, 9, 3, 49152),
 }
 PROMPT, ANSWER = 20, 10
-"""Times that a conversation's prompt and answer say `take mug 2 .`, in four words."""
+"""Number of times that a conversation's prompt and answer say `take mug 2 .`, which is four words."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Case:
 
     size: str
     rows: int
-    """Conversations of an optimizer step."""
+    """Number of conversations in an optimizer step."""
     passes: int = 1
-    """Of an optimizer step, each on equally many rows."""
+    """Number of passes in an optimizer step, each with the same number of rows."""
     rank: int = 0
-    """Of adapters; 0: all weights are trained."""
+    """Rank of adapters; 0 to train all weights."""
     checkpointing: bool = False
     bfloat16: bool = False
     processes: int = 1
@@ -82,12 +82,12 @@ CASES = [
 
 
 def said(start: int, times: int) -> str:
-    """A text of four words each time."""
+    """Return a text that repeats four words a number of times."""
     return " ".join(f"take mug {(start + each) % 50} ." for each in range(times))
 
 
 def conversations(rows: int) -> list[dict[str, Any]]:
-    """Conversations that share no beginning."""
+    """Return conversations without a common beginning."""
     return [
         {
             "messages": [
@@ -100,7 +100,7 @@ def conversations(rows: int) -> list[dict[str, Any]]:
 
 
 def begin(folder: Path, size: str) -> None:
-    """Write the policy that a training begins with."""
+    """Write the initial policy of a training."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -128,13 +128,13 @@ def begin(folder: Path, size: str) -> None:
 
 
 def resident(field: str) -> int:
-    """Bytes of resident memory: `VmHWM`, the highest, or `VmRSS`, now."""
+    """Return resident memory in bytes: the peak for `VmHWM`, the current value for `VmRSS`."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition(f"{field}:")[2].split()[0]) * 1024
 
 
 def settings(folder: Path, case: Case, row: int) -> Any:
-    """Return the settings of a training on conversations of so many tokens."""
+    """Return the settings of a training on conversations of `row` tokens."""
     from perturn import TurnConfig
     from perturn.training.sharding import fsdp2
 
@@ -156,7 +156,7 @@ def settings(folder: Path, case: Case, row: int) -> Any:
 
 
 def train(folder: Path, case: Case) -> tuple[Any, int]:
-    """Train; return the sizes of the model and the tokens of a conversation."""
+    """Train. Return the sizes of the model, and the number of tokens in a conversation."""
     from perturn.backends.local_training import LocalTraining
     from perturn.config.sections import Lora
     from perturn.estimate.memory import model_shape
@@ -172,7 +172,7 @@ def train(folder: Path, case: Case) -> tuple[Any, int]:
 
 
 def tensor_watch() -> Any:
-    """Return a context that counts the bytes of the tensors that are made in it, as `now` and `most`."""
+    """Return a context that counts the bytes of the tensors created in it, as `now` and `most`."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -208,13 +208,13 @@ def tensor_watch() -> Any:
 
 
 def work(folder: Path, case: Case) -> None:
-    """Train in one of the processes; write what it measured."""
+    """Train in one of the processes, and write the measurements."""
     from perturn.estimate.memory import training_memory
 
     rank, each = int(os.environ.get("RANK", 0)), case.rows // case.processes
-    train(folder, replace(case, size=SMALLEST, rows=case.processes * case.passes))  # has all imports done
+    train(folder, replace(case, size=SMALLEST, rows=case.processes * case.passes))  # does all imports
     release_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the highest resident memory
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak resident memory
     before = resident("VmRSS")
     with nullcontext() if case.processes > 1 else tensor_watch() as watch:
         shape, row = train(folder, case)
@@ -241,11 +241,11 @@ def work(folder: Path, case: Case) -> None:
     }
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
+    os._exit(0)  # gloo's threads sometimes abort the interpreter at exit
 
 
 def measure(folder: Path, case: Case) -> dict[str, Any]:
-    """Train in fresh processes; return the case, what was measured in the largest process, and the formula."""
+    """Train in fresh processes. Return the case, the measurements of the largest process, and the estimate."""
     from perturn.run.launch.driver import FREED
 
     for size in (SMALLEST, case.size):
@@ -255,7 +255,7 @@ def measure(folder: Path, case: Case) -> dict[str, Any]:
     common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
     own: list[dict[str, str]] = [{}]
     if case.processes > 1:
-        common |= FREED if case.sharding == "fsdp2" else {}  # as the driver of a run starts them
+        common |= FREED if case.sharding == "fsdp2" else {}  # as in the driver of a run
         common |= {"WORLD_SIZE": str(case.processes), "LOCAL_WORLD_SIZE": str(case.processes)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(case.processes)]
@@ -282,7 +282,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, print and write the rows."""
+    """Measure, print, and write the rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

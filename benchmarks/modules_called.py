@@ -1,16 +1,16 @@
-r"""Which modules of the package one pair passes, and two online iterations.
+r"""Find the modules of the package that run for one pair, and for two online iterations.
 
     python benchmarks/modules_called.py [turn-trainer] [run] [online] [--list]
 
-A module counts if one of its functions is called (`sys.setprofile`, in all threads of this process). What runs only
-while a module is imported does not count: each part runs once before it is traced. The parts are
+A module counts if one of its functions is called (`sys.setprofile`, in all threads of this process). Code that runs
+only at import does not count, since each part runs once before it is traced. The parts are:
 
 - `turn-trainer`: one pair through `TurnTrainer(...).train()`, loss tlm-dre;
-- `run`: the same pair through `perturn run`, of a recipe with `rows: {name: file}` and `align` alone;
-- `online`: two iterations of the demo's recipe, of two tasks with two samples each, without `then`.
+- `run`: the same pair through `perturn run`, with a recipe of only `rows: {name: file}` and `align`;
+- `online`: two iterations of the demo's recipe without `then`, on two tasks with two samples each.
 
-For each part it prints the modules, the modules of each package, and the most frames of the package that were open
-at a call of `backward`. `--list` prints each module with the number of its calls.
+For each part, the command prints the number of modules, the number in each package, and the deepest stack of the
+package's frames at a call of `backward`. `--list` prints each module with the number of its calls.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ ONLINE = (
 
 
 class Traced:
-    """Calls of each module of the package, and the most of its frames that were open at a call of `backward`."""
+    """Calls of each module of the package, and the most frames of the package on the stack of a `backward` call."""
 
     def __init__(self) -> None:
-        """Nothing was called yet."""
+        """Start without calls."""
         self.calls: Counter[str] = Counter()
         self.at_backward = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        """Count the call of a function; bodies of modules and classes are none."""
+        """Count the call of a function. Bodies of modules and classes are not counted."""
         if event != "call":
             return
         if (code := frame.f_code).co_flags & inspect.CO_OPTIMIZED and self._is_own(frame):
@@ -85,11 +85,11 @@ class Traced:
         file = frame.f_code.co_filename
         return file.startswith(f"{PACKAGE}{os.sep}") and file.endswith(
             ".py"
-        )  # templates are compiled to functions
+        )  # not functions of compiled templates
 
     @property
     def modules(self) -> Counter[str]:
-        """Calls by the module's path inside the package."""
+        """Number of calls, by the module's path inside the package."""
         return Counter(
             {Path(name).relative_to(PACKAGE).as_posix(): calls for name, calls in self.calls.items()}
         )
@@ -103,7 +103,7 @@ def _above(frame: FrameType | None) -> Iterator[FrameType]:
 
 @contextmanager
 def tracing() -> Iterator[Traced]:
-    """Trace what is called within the block, in this thread and in those that begin there."""
+    """Trace the calls inside the block, in this thread and in threads that start there."""
     traced = Traced()
     threading.setprofile(traced)
     sys.setprofile(traced)
@@ -131,14 +131,14 @@ def turn_trainer(folder: Path, _: int) -> None:
 
 
 def run(folder: Path, turn: int) -> None:
-    """Train on one pair by a recipe."""
+    """Train on one pair with a recipe."""
     (folder / "pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
     (folder / "recipe.yaml").write_text(RECIPE.format(name=f"one-{turn}", folder=folder))
     app(["run", str(folder / "recipe.yaml")], standalone_mode=False)
 
 
 def online(folder: Path, turn: int) -> None:
-    """Play, weigh and train twice."""
+    """Play, compute credit, and train twice."""
     app(["run", "demo", f"name=online-{turn}", f"output={folder}", *ONLINE], standalone_mode=False)
 
 
@@ -146,7 +146,7 @@ PARTS: dict[str, Callable[[Path, int], None]] = {"turn-trainer": turn_trainer, "
 
 
 def main() -> None:
-    """Print what each part calls."""
+    """Print the modules that each part calls."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,13 @@
-r"""The smallest true difference that a study still to be run would find, by simulation from a study that was run.
+r"""Simulate the smallest true difference that a planned study would detect, from the variances of an earlier study.
 
     python benchmarks/planned.py studies/results/online --bases 10 --tasks 600 --primary 3 \
         --pairs "anchor-rloo rloo" "gigpo rloo" "tlm-dre sft"
 
-Differences of the planned study are drawn with the variances that the earlier one found between bases, between tasks,
-and within: a table of bases x tasks for each of 2,000 studies. Each is tested as studies are, at the strictest step of
-Holm's correction over the primary comparisons. Printed is the true difference that is found in 80 % of the studies, in
-points. With few bases the variance between them is itself uncertain: the last column has twice that variance.
+For each of 2,000 simulated studies, a table of differences [bases, tasks] is drawn. Its variances between base models,
+between tasks, and within are taken from the earlier study. Each table is tested as in a real study, at the strictest
+step of Holm's correction over the primary comparisons. The command prints the true difference that is detected in 80 %
+of the studies, in points. With few base models, the variance between them is uncertain, so the last column uses twice
+that variance.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ STUDIES, LEVEL, POWER = 2000, 0.05, 0.8
 
 
 def found_variance(summary: dict[str, Any], method: str, other: str) -> dict[str, float]:
-    """Return the variances of one comparison of a study's summary.
+    """Return the variances of one comparison in the summary of a study.
 
     Raises:
-        SystemExit: If the study does not compare the two.
+        SystemExit: If the study does not compare the two methods.
     """
     for environment in summary["environments"].values():
         rows = [
@@ -44,14 +45,14 @@ def found_variance(summary: dict[str, Any], method: str, other: str) -> dict[str
 
 
 def smallest(variance: dict[str, float], bases: int, tasks: int, primary: int, between: float = 1.0) -> float:
-    """Return the difference that `POWER` of the studies find, in the unit of the scores.
+    """Return the difference that a share of `POWER` of the studies detects, in the unit of the scores.
 
     Args:
-        variance: As a comparison has it.
-        bases: Of the planned study.
-        tasks: Of the planned study.
-        primary: Comparisons that are corrected for.
-        between: Factor of the variance between bases.
+        variance: Variances of a comparison, as in a study's summary.
+        bases: Number of base models in the planned study.
+        tasks: Number of tasks in the planned study.
+        primary: Number of primary comparisons, for the correction.
+        between: Factor on the variance between base models.
     """
     draw = np.random.default_rng(0)
     means, limits = np.empty(STUDIES), np.empty(STUDIES)

@@ -1,9 +1,9 @@
-"""Reading stored episodes: the store against `json.loads` of the same lines, which checks nothing, in turn.
+"""Compare reading stored episodes with `json.loads` of the same lines, which validates nothing.
 
     python benchmarks/reading.py [EPISODES]
 
-10,000 episodes of 15 turns on a shared core: store 0.88 s, json 0.54 s, ratio 1.6 (1.7 where other work runs). The
-readers before these, functions of Python a field, took 3.5 s: 0.25 of it is left.
+For 10,000 episodes of 15 turns on a shared core, the store took 0.88 s and json 0.54 s, a ratio of 1.6 (1.7 beside
+other work). An earlier reader, with a Python function for each field, took 3.5 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perturn.types import Action, Task, Trajectory, Turn
 
 
 def episode(number: int, turns: int = 15, tokens: int = 12) -> Trajectory:
-    """An episode as an engine records it."""
+    """Return an episode in the form in which an engine records it."""
     played = tuple(
         Turn(
             ({"role": "user", "content": f"You are in room {turn}. You see a lamp and a door. " * 3},),
@@ -36,14 +36,14 @@ def episode(number: int, turns: int = 15, tokens: int = 12) -> Trajectory:
 
 
 def seconds(reading: Iterable[object]) -> float:
-    """Time to read to the end, keeping nothing."""
+    """Return the seconds of reading to the end, without keeping the items."""
     began = time.perf_counter()
     deque(reading, maxlen=0)
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """Print the median seconds of both and their ratio."""
+    """Print the median seconds of both, and their ratio."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "episodes.jsonl"

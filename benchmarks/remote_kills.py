@@ -1,11 +1,12 @@
-"""Kills of client and server of a run through a service at random moments, after which the run ends with its episodes.
+"""Kill client and server of a remote training run at random moments, and check the episodes of each finished run.
 
     python benchmarks/remote_kills.py --server-python PYTHON --place FOLDER --kills 20 --out kills.jsonl
     python benchmarks/remote_kills.py --server-python PYTHON --place OTHER --kills 0 --iterations 10
 
-`PYTHON` has `skyrl[tinker,jax]`; this one has tinker. A killed server is started again with its database and its saved
-states. A run that ended is followed by another, until there were so many kills; the last run goes on to its end. The
-rows have a line for each kill and for each run that ended, so that a second call goes on.
+`PYTHON` is the interpreter of an environment with `skyrl[tinker,jax]`. The environment of this command needs tinker. A
+killed server is restarted with its database and saved states. Runs follow each other until the number of kills is
+reached, and the last run continues to its end. The output has a line for each kill and each finished run, so that a
+second call continues the benchmark.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ align: {{loss: {{name: ppo-clip}}, minibatches: 2, lora: {{rank: 8}}, max_grad_n
 evaluate: {{tasks: {{split: valid_seen, n: 4}}, sampling: {{max_new_tokens: 16}}, every: {iterations}}}
 output: {place}/runs
 """
-"""Recipe with 8 episodes an iteration, and two scores of 4 episodes."""
+"""Recipe with 8 episodes for each iteration, and two scores of 4 episodes."""
 
 
 def main() -> None:
-    """Kill, until there were enough and the last run has ended."""
+    """Run trials until there are enough kills and the last run has ended."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,38 +86,39 @@ def main() -> None:
 
 
 def has_ended(note: dict[str, Any]) -> bool:
-    """Whether a run has ended as it should."""
+    """Return whether a run has ended successfully."""
     return bool(note["what"] == "ended" and note["code"] == 0)
 
 
 def left(noted: list[dict[str, Any]], kills: int) -> int:
-    """How many kills are still to come."""
+    """Return the number of kills that are left."""
     return kills - sum(one["what"] == "kill" for one in noted)
 
 
 def check(noted: list[dict[str, Any]], iterations: int) -> None:
-    """Stop where a run has failed without a kill, or has ended with other episodes than its recipe asks for."""
+    """Exit if a run has failed without a kill, or has other episodes than its recipe requests."""
     last = noted[-1]
     if last["what"] == "ended" and not (has_ended(last) and as_expected(last["episodes"], iterations)):
         raise SystemExit(f"{last['run']} ended with code {last['code']} and episodes {last['episodes']}")
 
 
 class Trial:
-    """A server, and one client after another."""
+    """A server, and the clients that use it one after the other."""
 
     def __init__(self, python: str, place: Path, port: int, draw: random.Random) -> None:
         self._python, self._place, self._port, self._draw = python, place, port, draw
         self._server = start_server(python, place, port)
 
     def life(self, name: str, longest: float | None) -> dict[str, Any]:
-        """Give a run's command, and kill its process or the server at a random moment.
+        """Run a command, and kill its process or the server at a random moment.
 
         Args:
-            name: Of the run.
-            longest: CPU seconds of both before the kill, at most; None: wait for the end of the run.
+            name: Name of the run.
+            longest: Maximum CPU seconds of both before the kill. If None, nothing is killed, and the run continues to
+                its end.
 
         Returns:
-            What happened.
+            Record of the kill, or of the end of the run.
         """
         client = subprocess.Popen(
             [sys.executable, "-m", "perturn", "run", str(self._place / "online.yaml"), f"name={name}"],
@@ -144,7 +146,7 @@ class Trial:
         return note
 
     def stop_server(self) -> None:
-        """Kill the server and what it has started."""
+        """Kill the server and its child processes."""
         if self._server.poll() is None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
@@ -153,29 +155,29 @@ class Trial:
 def watch(
     client: subprocess.Popen[bytes], server: subprocess.Popen[bytes], seconds: float
 ) -> dict[str, float]:
-    """Wait for a client, or until client and server have computed for so long.
+    """Wait until a client ends, or until client and server have used some CPU time.
 
     Args:
-        client: The process of the command.
-        server: The server, with the processes that it has started.
-        seconds: CPU seconds of both.
+        client: Process of the command.
+        server: Process of the server. Its child processes count too.
+        seconds: CPU seconds of both together.
 
     Returns:
-        CPU seconds, seconds, and the client's largest memory in GB.
+        CPU seconds, elapsed seconds, and the client's peak memory in GB.
     """
     before, began = cpu_seconds(server.pid), time.monotonic()
     used, peak = 0.0, 0
     while client.poll() is None and used < seconds:
         used = cpu_seconds(client.pid) + cpu_seconds(server.pid) - before
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{client.pid}/status").read_text())
-        peak = int(found[1]) if found else peak  # a process that has just ended has none
+        peak = int(found[1]) if found else peak  # a process that has just ended has no peak
         time.sleep(0.2)
     seconds = round(time.monotonic() - began, 1)
     return {"cpu_seconds": round(used, 1), "seconds": seconds, "peak_gb": round(peak * 1024 / 1e9, 3)}
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of those that it has started."""
+    """Return the CPU seconds of a process and its child processes."""
     found = 0.0
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -186,7 +188,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def prepare(place: Path) -> None:
-    """Write the model, in the type that SkyRL computes in."""
+    """Write the model, with the data type in which SkyRL computes."""
     if (place / "model" / "config.json").is_file():
         return
     from perturn.chat.model_names import load_tokenizer
@@ -199,7 +201,7 @@ def prepare(place: Path) -> None:
 
 
 def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]:
-    """A server that keeps its states in the folder, once it answers."""
+    """Start a server that keeps its states in the folder, and return it once it answers."""
     config = {
         "max_lora_adapters": 40,
         "max_lora_rank": 8,
@@ -222,14 +224,14 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
 
 
 def stages_of(run: Path) -> list[str]:
-    """The stages of a run that are done."""
+    """Return the names of the finished stages of a run."""
     manifest = run / "manifest.json"
     stages = json.loads(manifest.read_text())["stages"] if manifest.is_file() else {}
     return [name for name, note in stages.items() if note.get("done")]
 
 
 def counts_of(run: Path) -> dict[str, int]:
-    """How many different episodes each exploration and score has."""
+    """Return the number of distinct episodes in each exploration and score."""
     found: Counter[str] = Counter()
     for file in (*(run / "trajectories").glob("*.jsonl"), *(run / "evaluation").glob("*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -239,7 +241,7 @@ def counts_of(run: Path) -> dict[str, int]:
 
 
 def as_expected(episodes: dict[str, int], iterations: int) -> bool:
-    """Whether each exploration and score has the episodes that the recipe asks for, once each."""
+    """Return whether each exploration and score has exactly the episodes that the recipe requests."""
     explored = [count for name, count in episodes.items() if name.startswith("explore")]
     scored = [count for name, count in episodes.items() if not name.startswith("explore")]
     return explored == [EPISODES] * iterations and scored == [SCORED] * 2

@@ -1,12 +1,13 @@
-"""Training through a service of the Tinker API against training of the same adapters in this process.
+"""Compare training through a service of the Tinker API with training the same adapters in this process.
 
     python benchmarks/remote_training.py --url http://localhost:8000 --model MODEL --pairs RUN/pairs.jsonl --json
 
-It needs a SkyRL 0.3 server of the same model, in float32, from which adapters are downloaded, and pairs whose rejected
-sides were sampled. It prints largest differences, and how long 20 steps take at the service:
+The comparison needs a SkyRL 0.3 server with the same model in float32, from which adapters can be downloaded. It also
+needs pairs whose rejected sides were sampled. It prints the time of 20 steps at the service, and the largest
+differences:
 
 - of log-probabilities under equal weights;
-- of the gradient of each loss by log-probabilities, which is what the service is sent;
+- of the gradient of each loss with respect to log-probabilities, which is sent to the service;
 - of log-probabilities after 20 steps of tlm-dre from the same adapters.
 """
 
@@ -46,7 +47,7 @@ STEPS = 20
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def measure(url: str, model: str, pairs: list[PreferencePair]) -> dict[str, Any]:
-    """Train on both sides, and compare."""
+    """Train on both sides, and compare them."""
     training = ServiceTraining(TinkerSettings(base_url=url), model)
     with tempfile.TemporaryDirectory() as place:
         remote = _remote(training, model, pairs, place, "tlm-dre", STEPS)
@@ -95,14 +96,14 @@ def measure(url: str, model: str, pairs: list[PreferencePair]) -> dict[str, Any]
 
 
 def _remote(training: Any, model: str, rows: list[Any], place: str, loss: str, steps: int) -> Any:
-    """The trainer of new adapters at the service."""
+    """Return a trainer of new adapters at the service."""
     policy, tokenizer = training.begin(model, (), 0, LORA, False)
     settings: Any = {"train_dataset": rows, "processing_class": tokenizer}
     return training.trainer(policy, None, LORA, args=_config(place, loss, steps), **settings)
 
 
 def _here(model: Any, name: str, rows: list[Any], place: str) -> TurnTrainer:
-    """The trainer of the same adapters in this process."""
+    """Return a trainer of the same adapters in this process."""
     return TurnTrainer(model, _config(place, "tlm-dre", STEPS), rows, ref_model=name)
 
 
@@ -124,7 +125,7 @@ def _config(place: str, loss: str, steps: int) -> TurnConfig:
 
 
 def _download(url: str, policy: RemotePolicy, place: str) -> Any:
-    """A model in this process with the adapters that a policy has at SkyRL's server."""
+    """Return a local model with the adapters that a policy has at SkyRL's server."""
     client, name = policy._adapter._client, f"x{uuid.uuid4().hex[:8]}"
     policy._service.wait(client.save_weights_for_sampler(name), "adapters")
     with urllib.request.urlopen(
@@ -134,7 +135,7 @@ def _download(url: str, policy: RemotePolicy, place: str) -> Any:
         with tarfile.open(fileobj=io.BytesIO(found.read())) as archive:
             archive.extractall(folder, filter="data")
     (config,) = folder.rglob("adapter_config.json")
-    # SkyRL does not write which modules have adapters, and peft would take a few of them.
+    # SkyRL does not record which modules have adapters, and peft's default would choose only a few.
     config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": "all-linear"}))
     return PeftModel.from_pretrained(load_model(policy._stored.base), str(config.parent), is_trainable=True)
 
@@ -142,7 +143,7 @@ def _download(url: str, policy: RemotePolicy, place: str) -> Any:
 def _gradient_difference(
     training: Any, policy: RemotePolicy, equal: Any, model: str, pairs: list[Any], place: str, name: str
 ) -> float:
-    """Largest difference between the gradients by log-probabilities, of the same weights at the service and here."""
+    """Return the largest difference between gradients with respect to log-probabilities, at the service and locally."""
     remote = _remote(training, model, _rows(name, pairs), place, name, 1)
     batch = service_batch(remote.train_dataset.rows)
     steps = []
@@ -169,7 +170,7 @@ def _gradient_difference(
 
 
 def _rows(name: str, pairs: list[PreferencePair]) -> list[Any]:
-    """Rows of the kind that a loss learns from."""
+    """Return rows of the kind that a loss reads."""
     kind = LOSSES[name]().traits.rows
     if kind == "pairs":
         return pairs
@@ -187,7 +188,7 @@ def _rows(name: str, pairs: list[PreferencePair]) -> list[Any]:
 
 
 def _measured(pair: PreferencePair) -> PreferencePair:
-    """A pair with a made-up way to a success around each turn, which w-dpo reads."""
+    """Return a pair with an invented distance to success at each turn, which w-dpo reads."""
 
     def side(one: Trajectory) -> Trajectory:
         turns = (replace(turn, remaining=Remaining(9 - k, 8 - k + k % 2)) for k, turn in enumerate(one.turns))

@@ -1,9 +1,9 @@
-"""How long the report of a large run takes to write and to open in a real browser.
+"""Measure how long the report of a large run takes to write, and to open in a browser.
 
     python benchmarks/report.py --episodes 10000 --repeats 5
 
-The run is synthetic: react episodes of 5 to 20 turns, about 300 characters an observation, with token ids and
-log-probabilities. Needs playwright and chromium (see CONTRIBUTING.md).
+The run is synthetic. Its ReAct episodes have 5 to 20 turns, with about 300 characters per observation, token ids and
+log-probabilities. The benchmark needs playwright and chromium (see CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--di
 
 
 def episodes(count: int, policy: str) -> Iterator[Trajectory]:
-    """Episodes of a policy, the same each time."""
+    """Yield episodes of a policy, the same in each call."""
     draw = random.Random(policy)
     for number in range(count):
         turns = tuple(_turn(draw) for _ in range(draw.randint(5, 20)))
@@ -71,7 +71,7 @@ def _turn(draw: random.Random) -> Turn:
 
 
 def write_run(folder: Path, count: int) -> None:
-    """A run folder with that many episodes, in two evaluations."""
+    """Write a run folder with a number of episodes, in two evaluations."""
     (folder / "evaluation").mkdir(parents=True)
     for policy in ("sft", "tlm-dre"):
         with (folder / "evaluation" / f"{policy}.jsonl").open("w", encoding="utf-8") as file:
@@ -81,7 +81,7 @@ def write_run(folder: Path, count: int) -> None:
 
 
 def opening(browser: Browser, file: Path, place: str, seen: str) -> float:
-    """Seconds from the call to open the file until something is there, in a fresh profile."""
+    """Return the seconds from opening the file until an element is shown, in a fresh browser profile."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     start = time.perf_counter()
@@ -93,7 +93,7 @@ def opening(browser: Browser, file: Path, place: str, seen: str) -> float:
 
 
 def painting(browser: Browser, file: Path) -> float:
-    """Seconds from the start of navigation until the browser first painted the page's text, by its own clock."""
+    """Return the seconds from the start of navigation until the browser first painted the page's text."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.goto(f"file://{file}")
@@ -106,7 +106,7 @@ def painting(browser: Browser, file: Path) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-r"""Turns a second of the local engine against re-encoding the history each turn, and what it costs to grow.
+r"""Compare turns per second of the local engine with encoding the whole history at each turn, and measure its growth.
 
     python benchmarks/rollouts.py            the full table (about an hour on two cores)
     python benchmarks/rollouts.py --quick    three cases, within five minutes
@@ -6,10 +6,10 @@ r"""Turns a second of the local engine against re-encoding the history each turn
 
 vLLM's rows need its environment, which `make test-vllm` makes.
 
-Conversations of observations of 60 tokens and greedy actions of 20. A ratio is ours over theirs in turns a second, in
-one process, with the same weights and threads; larger is better. A peer that reads the whole history is given the
-actions that ours has chosen, and times every so many turns (`--every`): a turn costs what its history is long. `agree`
-is the share of its tokens that are ours too.
+Conversations have observations of 60 tokens and greedy actions of 20 tokens. A ratio is the local engine's turns per
+second over the peer's, in one process with the same weights and threads, so larger is better. A peer that reads the
+whole history gets the actions of the local engine. Only some of its turns are timed (`--every`), since the cost of a
+turn depends only on the length of its history. `agree` is the share of the peer's tokens that equal the local engine's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from perturn.episodes.play_many import Job, play
 from perturn.types import EpisodeProtocol, Sampling
 
 VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")
-"""Made by `make test-vllm`; without it, there are no rows of vLLM."""
+"""Interpreter of the environment that `make test-vllm` makes. Without it, the rows of vLLM are left out."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Case:
     every: int = 3
     quick: bool = False
     step: float = 0.05
-    """Seconds that a world's step takes in the mean, where there are worlds."""
+    """Mean duration of a step in the environments, in seconds, for cases with environments."""
 
 
 def _cases() -> list[Case]:
@@ -81,7 +81,7 @@ def _cases() -> list[Case]:
 
 
 def compare(case: Case) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     model = load(case.size, case.dtype)
     side: Callable[[Case, Any], list[dict[str, float]]]
     side = {"float32": _dtypes, "equal lengths": _ragged, "idle": _busy, "vllm": _vllm, "free": _locked}.get(
@@ -103,7 +103,7 @@ def compare(case: Case) -> dict[str, Any]:
 
 
 def _histories(case: Case, model: Any) -> list[dict[str, float]]:
-    """Against a peer that reads the whole history in each turn."""
+    """Compare with a peer that reads the whole history in each turn."""
     scripts = make_scripts(case.shape)
     ours = play_ours(model, scripts, case.shape)
     seconds, agree = time_peer(case.peer, model, scripts, ours, case.every)
@@ -119,7 +119,7 @@ def _histories(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def _dtypes(case: Case, model: Any) -> list[dict[str, float]]:
-    """Against our own engine in float32."""
+    """Compare with the local engine in float32."""
     scripts = make_scripts(case.shape)
     other = load(case.size, "float32")
     ours, theirs = (play_ours(each, scripts, case.shape) for each in (model, other))
@@ -134,7 +134,7 @@ def _dtypes(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def _vllm(case: Case, model: Any) -> list[dict[str, float]]:
-    """Against vLLM in a process of its own environment, which makes no use of ours meanwhile."""
+    """Compare with vLLM in a process of its own environment, while the local engine is idle."""
     scripts, words = make_scripts(case.shape), Words()
     ours = play_ours(model, scripts, case.shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def _vllm(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def _ragged(case: Case, model: Any) -> list[dict[str, float]]:
-    """Lengths and numbers of turns that differ, against equal ones of the same mean: new tokens a second."""
+    """Compare uneven lengths and numbers of turns with equal ones of the same mean, in new tokens per second."""
     equal = replace(case.shape, spread=0.0)
     ours, theirs = (play_ours(model, make_scripts(each), each) for each in (case.shape, equal))
     return [
@@ -174,7 +174,7 @@ def _ragged(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def _busy(case: Case, model: Any) -> list[dict[str, float]]:
-    """Worlds of 50 ms a step through the real driver: the share of time that the engine works."""
+    """Measure the share of time that the engine works, with environments of 50 ms per step and the real driver."""
     engine, busy = LocalEngine(model, Words()), 0.0
     advance = engine.advance
 
@@ -205,7 +205,7 @@ def _busy(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def _locked(case: Case, model: Any) -> list[dict[str, float]]:
-    """Blocks in lock-step, as `deterministic: true` plays, against the driver that waits for nobody."""
+    """Compare blocks in lock-step, as with `deterministic: true`, with the driver that never waits for a block."""
     world = type("Uneven", (Uneven,), {"mean": case.step})
     jobs = [Job(task, 0) for task in world().tasks("train")[: 4 * case.shape.conversations]]
     speed = {}
@@ -233,7 +233,7 @@ def _locked(case: Case, model: Any) -> list[dict[str, float]]:
 
 
 def growth() -> dict[str, Any]:
-    """Seconds of a turn and memory of keys and values, as conversations become longer and more."""
+    """Measure the seconds of a turn and the memory of the KV cache, for longer and for more conversations."""
     model = load("15M", "float32")
     long = play_ours(model, make_scripts(Shape(turns=40)), Shape(turns=40))
     clock = [after - before for before, after in zip([0.0, *long.clock], long.clock, strict=False)]
@@ -253,7 +253,7 @@ def growth() -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], file: Path) -> None:
-    """The growth as a figure."""
+    """Draw the growth as a figure."""
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
@@ -266,7 +266,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the rows as a table."""
     keys = [
         "case",
         "step",
@@ -284,7 +284,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Parse, run each case in a process of its own, print."""
+    """Parse the options, run each case in its own process, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

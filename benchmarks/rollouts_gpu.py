@@ -1,11 +1,11 @@
-r"""Turns a second of the local engine on a GPU against re-encoding the history each turn, and how busy the GPU is.
+r"""Compare turns per second of the local engine on a GPU with encoding the whole history, and measure GPU use.
 
     python benchmarks/rollouts_gpu.py --out benchmarks/rollouts_gpu.json        a few minutes
 
-Conversations of 10 turns, observations of 60 tokens and greedy actions of 20, bfloat16, random weights. A ratio is ours
-over theirs in turns a second, in one process. `busy` is the share of the wall's time in which a kernel ran, over two
-turns of each conversation that the profiler watched. `host_us` is the rest, in microseconds a turn: what the thread
-that feeds the GPU costs.
+Conversations have 10 turns, with observations of 60 tokens and greedy actions of 20 tokens. The model has random
+weights in bfloat16. A ratio is the local engine's turns per second over the peer's, in one process. `busy` is the share
+of wall-clock time in which a kernel ran, over two profiled turns of each conversation. `host_us` is the remaining time
+in microseconds per turn, which the CPU thread needs to feed the GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPEATS = 3
 
 
 def compare(size: str, conversations: int) -> dict[str, Any]:
-    """One row."""
+    """Return one row of the table."""
     model = make_model(size, 8_192 if size == "15M" else 49_152).to(torch.bfloat16).to("cuda").eval()
     shape = Shape(conversations=conversations)
     scripts = make_scripts(shape)
@@ -52,7 +52,7 @@ def compare(size: str, conversations: int) -> dict[str, Any]:
 
 
 def watched(model: Any, shape: Shape) -> dict[str, float]:
-    """Share of the time in which a kernel ran, and what is left, in microseconds a turn."""
+    """Return the share of time in which a kernel ran, and the remaining time in microseconds per turn."""
     scripts = make_scripts(shape)
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         played = play_ours(model, scripts, shape)
@@ -65,7 +65,7 @@ def watched(model: Any, shape: Shape) -> dict[str, float]:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

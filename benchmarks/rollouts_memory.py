@@ -1,11 +1,12 @@
-r"""Memory of the local engine while it answers ever more conversations, which add up to ever other numbers of tokens.
+r"""Measure the memory of the local engine while it answers many conversations of varying lengths.
 
     python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json      half an hour on one core
     python benchmarks/rollouts_memory.py --quick                                    a tenth of the episodes
 
-Llamas of random weights and 8192 words; 16 conversations at once, whose turns, observations and greedy actions vary by
-half of their mean. Each row is one engine in a process of its own: the memory of that process after each part of the
-episodes, less what it held when the engine was ready, and turns a second of processor time.
+The models are Llamas of random weights with a vocabulary of 8192. At any time 16 conversations run, whose turns,
+observations and greedy actions vary by half of their mean. Each row is one engine in its own process. It has the memory
+of the process after each part of the episodes, minus the memory when the engine was ready, and the turns per second of
+CPU time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rollouts_sides import Shape, Words, load, make_scripts, play_with
 from perturn.engines.local.engine import LocalEngine
 
 SHAPE = Shape(conversations=500, turns=4, observation=24, action=4, spread=0.5, at_once=16)
-"""One part; the parts differ in their seed."""
+"""Shape of one part. Parts differ in their seed."""
 CASES = [
     ("0.9M", "float32", True, 8000),
     ("0.9M", "float32", False, 2000),
@@ -36,11 +37,11 @@ CASES = [
     ("15M", "float32", False, 1000),
     ("15M", "bfloat16", True, 2000),
 ]
-"""Size, type, whether weights are packed, and episodes."""
+"""Model size, data type, whether weights are packed, and number of episodes."""
 
 
 def measure(size: str, dtype: str, pack: bool, episodes: int) -> dict[str, Any]:
-    """One row."""
+    """Return one row of the table."""
     engine = LocalEngine(load(size, dtype), Words(), pack=pack)
     ready, curve, turns, began = _held(), [], 0, time.process_time()
     for part in range(-(-episodes // SHAPE.conversations)):
@@ -58,13 +59,13 @@ def measure(size: str, dtype: str, pack: bool, episodes: int) -> dict[str, Any]:
 
 
 def _held() -> int:
-    """Bytes of memory that are this process's own."""
+    """Return the memory in bytes that belongs only to this process."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def main() -> None:
-    """Parse, run each case in a process of its own, print."""
+    """Parse the options, run each case in its own process, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The ways to answer conversations that are compared, and the conversations."""
+"""Define the compared ways to answer conversations, and generate the conversations."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
 
 WORDS = 8_000
-"""Observations are drawn from so many words."""
+"""Number of words from which observations are drawn."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How conversations go."""
+    """Sizes of conversations."""
 
     conversations: int = 16
     turns: int = 10
     observation: int = 60
     action: int = 20
     spread: float = 0.0
-    """Lengths and turns are uniform within this share of their means."""
+    """Relative range of lengths and turns, which are uniform within this share of their means."""
     at_once: int | None = None
-    """Conversations that run at the same time; None: all."""
+    """Number of conversations that run at the same time. If None, all do."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What one conversation is told, and how long its answers are."""
+    """Observations of one conversation, and the lengths of its answers."""
 
     observations: tuple[str, ...]
     actions: tuple[int, ...]
 
 
 def make_scripts(shape: Shape, seed: int = 0) -> list[Script]:
-    """The conversations of a shape."""
+    """Return the conversations of a shape."""
     draw = random.Random(seed)
 
     def around(center: int) -> int:
@@ -68,7 +68,7 @@ def make_scripts(shape: Shape, seed: int = 0) -> list[Script]:
 
 
 def load(size: str, dtype: str) -> Any:
-    """A 15M Llama of random weights and 8192 words, or SmolLM2-135M."""
+    """Return a Llama of random weights with a vocabulary of 8192, or SmolLM2-135M."""
     if size == "135M":
         model = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m"), dtype=torch.float32)
     else:
@@ -77,16 +77,16 @@ def load(size: str, dtype: str) -> Any:
 
 
 class Words:
-    """Words as tokens; no answer ends by itself."""
+    """Tokenizer that maps words to tokens. It has no end token, so that answers have their full length."""
 
     end_ids: frozenset[int] = frozenset()
 
     def ids(self, text: str) -> list[int]:
-        """A token for each word."""
+        """Return a token for each word."""
         return [int(word) if word.isdigit() else zlib.crc32(word.encode()) % WORDS for word in text.split()]
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Observations and actions, one after the other."""
+        """Return the tokens of all observations and actions in order."""
         found: list[int] = []
         for turn in prompt.turns:
             found += self.ids(turn.observation[0]["content"])
@@ -94,26 +94,26 @@ class Words:
         return found + self.ids(prompt.observation[0]["content"])
 
     def action(self, ids: Sequence[int], logprobs: Sequence[float], tools: object = ()) -> Action:
-        """The tokens, under a text that a world can read."""
+        """Return an action with these tokens, and a text that an environment can parse."""
         return Action("Action: go", tuple(ids), tuple(logprobs))
 
 
 @dataclass
 class Played:
-    """What a side did."""
+    """Result of a side."""
 
     seconds: float
     turns: int
     tokens: int
-    """New tokens: of observations and actions."""
+    """Number of new tokens, in observations and actions."""
     clock: list[float]
-    """Seconds after which the k-th turn of all conversations was answered."""
+    """Seconds after which the k-th turns of all conversations were answered."""
     answers: dict[tuple[int, int], tuple[int, ...]]
     """Token ids by conversation and turn."""
 
 
 def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
-    """Perturn's local engine."""
+    """Play conversations with Perturn's local engine."""
     engine = LocalEngine(model, Words(), cache_gigabytes=8.0 if model.device.type == "cpu" else 40.0)
     found = play_with(engine, scripts, shape)
     engine.close()
@@ -121,7 +121,7 @@ def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
 
 
 def play_with(engine: LocalEngine, scripts: Sequence[Script], shape: Shape) -> Played:
-    """Conversations on an engine; each goes on as soon as it is answered."""
+    """Play conversations on an engine. Each continues as soon as it is answered."""
     waiting, open_ = deque(enumerate(scripts)), 0
     turns: dict[str, list[Turn]] = {}
     answers: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -162,7 +162,7 @@ def _tokens(scripts: Sequence[Script]) -> int:
 
 
 def histories(scripts: Sequence[Script], played: Played, turn: int) -> list[list[int]]:
-    """What each conversation's policy has read before a turn, the actions being those that were played."""
+    """Return the tokens that each conversation's policy has read before a turn, with the played actions."""
     words = Words()
     found = []
     for number, script in enumerate(scripts):
@@ -176,10 +176,10 @@ def histories(scripts: Sequence[Script], played: Played, turn: int) -> list[list
 def time_peer(
     peer: str, model: Any, scripts: Sequence[Script], played: Played, every: int
 ) -> tuple[float, float]:
-    """Seconds of all turns of a peer that reads the whole history in each, and the share of tokens that agree.
+    """Time all turns of a peer that reads the whole history. Return the seconds, and the share of equal tokens.
 
-    Turns are timed every so often; those between are taken as the mean of the neighbours, since the cost of a turn
-    depends on the length of its history alone.
+    Only some turns are timed, and the others are interpolated. The cost of a turn depends only on the length of its
+    history.
     """
     turns = len(scripts[0].observations)
     timed = sorted({*range(0, turns, every), turns - 1})
@@ -202,7 +202,7 @@ def time_peer(
 
 
 def re_encode(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
-    """`generate` on the whole histories, padded on the left."""
+    """Answer with `generate` on the whole histories, padded on the left."""
     longest = max(map(len, asked))
     ids = torch.zeros(len(asked), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -217,7 +217,7 @@ def re_encode(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
 
 
 def continuous(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
-    """Transformers' own continuous batching on the whole histories."""
+    """Answer with the continuous batching of transformers on the whole histories."""
     found = model.generate_batch(inputs=asked, generation_config=_greedy(new), progress_bar=False)
     return [
         list(found[key].generated_tokens) for key in sorted(found, key=lambda key: int(key.split("_")[-1]))

@@ -1,10 +1,10 @@
-r"""Turns a second of vLLM on the conversations of `rollouts.py`, in an environment of its own (`make test-vllm`).
+r"""Measure turns per second of vLLM on the conversations of `rollouts.py`, in the environment of `make test-vllm`.
 
     echo '{"model": FOLDER, "dtype": "float32", "observations": [[[1, 2], [3]]], "actions": [[20, 20]]}' \
         | .venv-vllm/bin/python benchmarks/rollouts_vllm.py
 
-Observations and the lengths of actions are lists by conversation and turn. It goes through our engine, so what that
-costs is counted; starting vLLM and one round of warming up are not.
+Observations and the lengths of actions are lists by conversation and turn. vLLM runs in Perturn's engine, whose
+overhead is counted. The start of vLLM and a warm-up round are not counted.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def time_vllm(
     """Play conversations with vLLM in a process of another environment.
 
     Args:
-        python: Its interpreter.
+        python: Interpreter of that environment.
         model: Folder that `save_pretrained` wrote.
         dtype: float32 or bfloat16.
         observations: Token ids, by conversation and turn.
-        actions: Tokens of each action, by conversation and turn.
+        actions: Number of tokens of each action, by conversation and turn.
         options: Further engine arguments of vLLM.
 
     Returns:
-        `seconds`, `turns`, `tokens` (new ones), `reused` (tokens of prompts found in the cache), and `answers`, token
-        ids by conversation and turn.
+        `seconds`, `turns`, `tokens` (number of new tokens), `reused` (number of prompt tokens found in the cache), and
+        `answers` (token ids by conversation and turn).
     """
     asked = {
         "model": str(model),
@@ -62,7 +62,7 @@ def time_vllm(
 
 
 def play(engine: Any, observations: list[list[list[int]]], actions: list[list[int]], tag: str) -> list[Any]:
-    """All conversations at once, each as fast as it is answered: token ids by conversation and turn."""
+    """Play all conversations at once, each as fast as it is answered. Return token ids by conversation and turn."""
     from perturn.types import Prompt, Sampling, Turn
 
     turns: list[list[Turn]] = [[] for _ in observations]
@@ -86,12 +86,12 @@ def play(engine: Any, observations: list[list[list[int]]], actions: list[list[in
 
 
 class Ids:
-    """Observations that are token ids already; no answer ends by itself."""
+    """Tokenizer for observations that are token ids. It has no end token, so that answers have their full length."""
 
     end_ids: frozenset[int] = frozenset()
 
     def prompt_ids(self, prompt: Any) -> list[int]:
-        """Observations and actions, one after the other."""
+        """Return the tokens of all observations and actions in order."""
         found: list[int] = []
         for turn in prompt.turns:
             found += turn.observation[0]["content"]
@@ -99,14 +99,14 @@ class Ids:
         return found + list(prompt.observation[0]["content"])
 
     def action(self, ids: Sequence[int], logprobs: Sequence[float], tools: object = ()) -> Any:
-        """The tokens."""
+        """Return an action with these tokens."""
         from perturn.types import Action
 
         return Action("", tuple(ids), tuple(logprobs))
 
 
 def main() -> None:
-    """Read the conversations, play them, print what came of it."""
+    """Read the conversations, play them, and print the result."""
     from perturn.engines.vllm.engine import VllmEngine
     from perturn.engines.vllm.settings import VllmSettings
 

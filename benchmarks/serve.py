@@ -1,16 +1,17 @@
-"""Turns a second through the endpoint of `perturn serve`, against the engine called directly.
+"""Compare turns per second through the endpoint of `perturn serve` with calls of the engine.
 
     python benchmarks/serve.py            five plays of each side
     python benchmarks/serve.py --quick    one play of each side
     python benchmarks/serve.py --json     one line for machines
 
-Both sides answer the same requests with the bundled policy `tiny-agent` (0.94M): 64 sessions, whose observations are
-those of expert episodes on `alfworld-like`. A session sends its next request as soon as the last one is answered. The
-engine that is called directly is in this process. The endpoint's engine is in a process of its own, as under
-`perturn serve`. The client is a third process with one connection for each session, which sends its whole conversation
-with each request. Set OMP_NUM_THREADS=1: with two threads the engine alone takes two cores. Sides alternate; the ratio
-is of medians. The token ids of both sides are compared. They can differ where a draw lies on the border between two
-tokens: that of turn 42/13 is 6e-8 away, and rounding moves the border by 3e-7 with the size of the batch.
+Both sides answer the same requests with the bundled policy `tiny-agent` (0.94M parameters). There are 64 sessions with
+the observations of expert episodes on `alfworld-like`. A session sends its next request as soon as the last request is
+answered. The directly called engine is in this process. The endpoint's engine has its own process, as with `perturn
+serve`. The client is a third process. It has one connection for each session, and sends the whole conversation with
+each request. Set OMP_NUM_THREADS=1, since an engine with two threads alone uses two cores. The sides alternate, and the
+ratio is of medians. The token ids of both sides are compared. They can differ if a random draw is very close to the
+border between two tokens. The draw of turn 42/13 is 6e-8 away from a border, and rounding moves borders by up to 3e-7,
+depending on the batch size.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from perturn.types import Engine, Message, Prompt, Sampling, Task, Turn
 
 SESSIONS = 64
 TOKENS = 24
-"""Token limit of an answer; the policy ends most before."""
+"""Token limit of an answer. The policy ends most answers earlier."""
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def measure(plays: int, turns: int) -> dict[str, Any]:
-    """Return turns a second of both sides and their ratio."""
+    """Return the turns per second of both sides, and their ratio."""
     scripts = _scripts(turns)
     path = resolve_model("tiny-agent", print)
     engine = _open(path)
@@ -105,13 +106,13 @@ def measure(plays: int, turns: int) -> dict[str, Any]:
 
 
 def _open(path: str) -> Engine:
-    """Open the engine, here or in a process of its own."""
+    """Open the engine in this process or in its own process."""
     load = partial(load_policy, path, policy="tiny-agent", dtype="float32", template=None, say=print)
     return LocalSettings().open(Serving("tiny-agent", path, FORMATS["react"].stop, load))
 
 
 def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple[dict[str, Any], float]:
-    """Play all sessions by calling the engine; return the token ids of each turn, and the seconds it took."""
+    """Play all sessions by calling the engine. Return the token ids of each turn, and the elapsed seconds."""
     sampling = Sampling(1.0, 1.0, TOKENS)
     played: list[tuple[Turn, ...]] = [() for _ in scripts]
     found: dict[str, Any] = {}
@@ -145,7 +146,7 @@ def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple
 def play_through_endpoint(
     engine: EngineProcess, scripts: Sequence[Sequence[Message]]
 ) -> tuple[dict[str, Any], float]:
-    """Play all sessions through an endpoint; return the token ids of each turn, and the seconds it took."""
+    """Play all sessions through an endpoint. Return the token ids of each turn, and the elapsed seconds."""
     with Endpoint(engine) as endpoint, tempfile.TemporaryDirectory() as folder:
         names = [endpoint.new_session(Task(str(index)), seed=index) for index in range(len(scripts))]
         file = Path(folder) / "scripts.json"
@@ -162,7 +163,7 @@ def play_through_endpoint(
 
 
 async def _play_as_client(address: str, key: str, file: str) -> None:
-    """Play all sessions at once; print the seconds it took, and the seconds of CPU a turn."""
+    """Play all sessions at once. Print the elapsed seconds, and the CPU seconds per turn."""
     sessions = json.loads(Path(file).read_text())
     began, cost = time.perf_counter(), time.process_time()
     await asyncio.gather(*(_talk(address, key, name, script) for name, script in sessions))
@@ -171,7 +172,7 @@ async def _play_as_client(address: str, key: str, file: str) -> None:
 
 
 async def _talk(address: str, key: str, name: str, script: list[Message]) -> None:
-    """One session over one connection."""
+    """Play one session over one connection."""
     host, port = address.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     messages = script[:1]
@@ -191,7 +192,7 @@ async def _talk(address: str, key: str, name: str, script: list[Message]) -> Non
 
 
 def _scripts(turns: int) -> list[list[Message]]:
-    """A system text and observations for each session."""
+    """Return a system text and observations for each session."""
     shown = collect("expert", "alfworld-like", n=SESSIONS, protocol="alfworld-lab")
     found = []
     for one in shown:
@@ -201,7 +202,7 @@ def _scripts(turns: int) -> list[list[Message]]:
 
 
 def _timed(play: Any) -> tuple[dict[str, Any], tuple[float, float]]:
-    """Play, and return turns a second and CPU milliseconds a turn beside the token ids."""
+    """Play. Return the token ids, the turns per second, and the CPU milliseconds per turn."""
     began = time.process_time()
     found, took = play()
     cost = 1000 * (time.process_time() - began) / len(found)

@@ -1,8 +1,9 @@
-"""Games of `alfworld-like` that are small enough to solve, and a policy whose values on them are known exactly.
+"""Find small games of `alfworld-like`, and define a policy whose exact values on them can be computed.
 
-A policy that takes an even choice among the commands of a short list that can be said is a Markov chain on the states
-of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Tests compare
-what `perturn measure` finds with these values, and `truncated.py` computes variances with them.
+The policy chooses uniformly among the commands of a short list that are admissible. Game and policy form a Markov chain
+on the states of the game. So the probability of winning within the remaining turns can be summed exactly over all
+outcomes. Tests compare the results of `perturn measure` with these values, and `truncated.py` computes variances from
+them.
 """
 
 import random
@@ -18,20 +19,21 @@ from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Traje
 TURNS = 12
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=TURNS)
 LONGEST = 5
-"""Commands of the expert, in the games that are small enough."""
+"""Maximum number of the expert's commands in a small game."""
 VAIN = 2
-"""Commands on the list beside his: ways to places that he does not go to."""
+"""Number of other commands on the list: ways to places that the expert does not visit."""
 
 
 @dataclass
 class Game:
-    """A game, the list of commands to choose from, and the states that were reached."""
+    """A game, its list of commands, and the states that were reached."""
 
     task: Task
     menu: tuple[str, ...]
     opening: str
     _worlds: dict[str, tuple[list[str], bool, tuple[str, ...]]] = field(default_factory=dict)
-    """Key of a state -> commands that lead there, whether it is won, and what can be said there of the list."""
+    """For each state key: commands that lead there, whether the game is won, and the admissible commands of the
+    list."""
     _after: dict[tuple[str, str], str] = field(default_factory=dict)
     _chance: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -41,7 +43,7 @@ class Game:
         return self._state([])
 
     def _state(self, commands: Sequence[str]) -> str:
-        """Key of the state after the commands, all of which must be admissible."""
+        """Return the key of the state after some commands, all of which must be admissible."""
         env = ALFWorldLike()
         seen = env.reset(self.task)
         for command in commands:
@@ -52,21 +54,21 @@ class Game:
         return key
 
     def after(self, key: str, command: str) -> str:
-        """Key of the state that a command leads to from another."""
+        """Return the key of the state after a command in another state."""
         if (key, command) not in self._after:
             self._after[key, command] = self._state([*self.commands(key), command])
         return self._after[key, command]
 
     def commands(self, key: str) -> list[str]:
-        """Commands that lead to a state."""
+        """Return commands that lead to a state."""
         return self._worlds[key][0]
 
     def options(self, key: str) -> tuple[str, ...]:
-        """What can be said in a state, of the list."""
+        """Return the admissible commands of the list in a state."""
         return self._worlds[key][2]
 
     def chance(self, key: str, left: int) -> float:
-        """Exact chance of a win within so many turns from a state, if each choice is even."""
+        """Return the exact probability of winning from a state within `left` turns, with uniform choices."""
         if self._worlds[key][1] or left == 0:
             return float(self._worlds[key][1])
         if (key, left) not in self._chance:
@@ -76,12 +78,12 @@ class Game:
 
     @property
     def states(self) -> int:
-        """States that were reached."""
+        """Number of states that were reached."""
         return len(self._worlds)
 
 
 def small_games(number: int) -> list[Game]:
-    """The first games of `train` that the expert wins in a few commands."""
+    """Return the first games of `train` that the expert wins in a few commands."""
     return list(islice(_small(), number))
 
 
@@ -97,7 +99,7 @@ def _small() -> Iterator[Game]:
 
 
 class Chooser:
-    """The policy: an even choice, by the seed of the prompt, among the commands of the list that can be said."""
+    """Policy that chooses uniformly among the admissible commands of the list, by the seed of the prompt."""
 
     name = "chooser"
 
@@ -105,7 +107,7 @@ class Chooser:
         self._games = games
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """Choose an action for each prompt from the words of the prompt."""
+        """Return an action for each prompt, chosen from the words of the prompt."""
         return [self._choose(prompt) for prompt in prompts]
 
     def _choose(self, prompt: Prompt) -> Action:
@@ -118,16 +120,16 @@ class Chooser:
         return Action(f"Action: {random.Random(prompt.seed).choice(game.options(key))}")
 
     def forget(self, conversation: str) -> None:
-        """Nothing was kept."""
+        """Do nothing, since the policy keeps no conversation."""
 
 
 def said(action: Action) -> str:
-    """The command of an action."""
+    """Return the command of an action."""
     return action.text.removeprefix("Action: ")
 
 
 def exact_values(game: Game, one: Trajectory) -> list[float]:
-    """Exact value before each turn of an episode, and after the last [turns + 1]."""
+    """Return the exact value before each turn of an episode, and after the last turn [turns + 1]."""
     keys = [game.start]
     for turn in one.turns:
         keys.append(game.after(keys[-1], said(turn.action)))

@@ -1,9 +1,10 @@
-"""A long online run in environments that fail: memory, descriptors, threads and throughput, every ten seconds.
+"""Observe a long online run in failing environments: memory, descriptors, threads and throughput every ten seconds.
 
     python benchmarks/soak.py --place FOLDER --minutes 60 --out benchmarks/soak.jsonl --figure docs/figures/soak.svg
 
-Each step of an environment raises, hangs, exits, is killed, or returns garbage with a stated probability. `--out` has a
-line for each sample. A second call goes on with the run and with the lines. `--draw` draws the lines, and runs nothing.
+Each step of an environment raises an error, hangs, exits, is killed, or returns garbage, with fixed probabilities.
+`--out` has a line for each sample. A second call resumes the run, and appends lines. `--draw` draws the lines without
+running anything.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Failing(Talk):
         return Observation("fine", reward=float("nan")) if kind == "nan" else None
 '''
 _EVERY = 10.0
-"""Seconds between two samples."""
+"""Time between two samples, in seconds."""
 _WORDS = (
     "name=soak",
     "environment.name=perturn_failing:Failing",
@@ -78,7 +79,7 @@ _WORDS = (
 
 
 def begin(place: Path) -> subprocess.Popen[bytes]:
-    """Start the run, or go on with it."""
+    """Start or resume the run."""
     prepare(place)
     (place / "perturn_failing.py").write_text(FAILING)
     (place / "soak.yaml").write_text(COMMON + ONLINE)
@@ -92,14 +93,14 @@ def begin(place: Path) -> subprocess.Popen[bytes]:
 
 
 class Episodes:
-    """Counts the episodes of a run as they are stored."""
+    """Counter of the stored episodes of a run."""
 
     def __init__(self, run: Path) -> None:
-        """None is counted yet."""
+        """Start without counted episodes."""
         self._files, self._known = run / "trajectories", dict[str, Counter[str]]()
 
     def count(self) -> tuple[int, int, int]:
-        """Iterations that have episodes, episodes, and failed ones among them."""
+        """Return the numbers of iterations with episodes, of episodes, and of failed episodes."""
         files = sorted(self._files.glob("explore-*.jsonl"))
         for file in files:
             if file.name not in self._known or file in files[-2:]:
@@ -110,7 +111,7 @@ class Episodes:
 
 
 def sample(driver: psutil.Process) -> dict[str, Any]:
-    """Memory, descriptors and threads of the process of the run, and of its environments together."""
+    """Return memory, descriptors and threads of the run's process, and of all its environments together."""
     found: dict[str, Any] = {
         "run": _figures([driver]),
         "environments": _figures(driver.children(recursive=True)),
@@ -167,7 +168,7 @@ def soak(place: Path, minutes: float, out: Path) -> None:
 
 
 def rates(rows: Sequence[dict[str, Any]], key: str, span: float = 180.0) -> list[tuple[float, float]]:
-    """Minutes, and episodes per `key` in the three minutes before, within a call."""
+    """Return minutes, each with the episodes per unit of `key` in the last three minutes within the same call."""
     found = []
     for number, row in enumerate(rows):
         earlier = [
@@ -186,7 +187,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 5, figsize=(16, 3), layout="constrained")
@@ -213,7 +214,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """First and last thirds of the samples, after the first tenth."""
+    """Compare the first and last thirds of the samples, after leaving out the first tenth."""
     rows = rows[len(rows) // 10 :]
     third = len(rows) // 3
     lines = [
@@ -238,7 +239,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run for so many minutes in total, and draw."""
+    """Run for a total number of minutes, and draw the samples."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,10 @@
-"""What `staleness` gains, with an engine, an environment and a training that sleep, and what the simulator says of it.
+"""Measure the gain from `staleness` with a sleeping engine, environment and training, against the loop simulator.
 
     python benchmarks/staleness.py [--quick] [--replicas]
 
-The stages, plays, files and swaps are those of a run; only the model is not there. Prints a row for each setting:
-seconds of five iterations, those that `perturn.estimate.loop_simulator` expects, and their ratio.
+Stages, rollouts, files and weight swaps are as in a real run, and only the model is missing. The benchmark prints a row
+for each setting: the seconds of five iterations, the seconds expected by `perturn.estimate.loop_simulator`, and their
+ratio.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ from perturn.types import Action, Observation, Task
 
 TASKS, SAMPLES, SLOTS, ITERATIONS = 4, 4, 8, 5
 ANSWER, STEP = 0.12, 0.04
-"""Median seconds of an answer, and seconds of a step."""
+"""Median time of an answer, and time of a step, in seconds."""
 ONE_ANSWER = 0.04
-"""Median seconds of an answer of a replica that answers one at a time."""
+"""Median time of an answer in a replica that answers one prompt at a time, in seconds."""
 
 
 class Sleeping:
-    """An environment of two to six turns that sleeps in each step."""
+    """Environment of two to six turns that sleeps in each step."""
 
     name = "sleeping-1.0"
 
     def tasks(self, split: str) -> list[Task]:
-        """A few tasks."""
+        """Return a few tasks."""
         return [Task(f"{split}/{number}", "", split) for number in range(TASKS)]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin an episode; its seed says how long it is."""
+        """Begin an episode, whose length depends on the seed."""
         self.left = Random(seed).randint(2, 6)
         return Observation("go")
 
     def step(self, action: str) -> Observation:
-        """Sleep."""
+        """Sleep, and return an observation."""
         time.sleep(STEP)
         self.left -= 1
         return Observation("on", reward=1.0, terminated=self.left == 0, success=True)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class SleepingEngine:
-    """A streaming engine whose answers each take their time, beside each other or on replicas one after the other."""
+    """Streaming engine with delayed answers. It answers prompts concurrently, or on replicas one after the other."""
 
     def __init__(self, sigma: float, replicas: int | None = None) -> None:
         self.name, self.version, self._sigma, self._open = "policy-0", None, sigma, []
@@ -70,20 +71,20 @@ class SleepingEngine:
         self._replica: dict[str, int] = {}
 
     def submit(self, prompts: Any, sampling: Any) -> None:
-        """Take prompts on."""
+        """Accept prompts."""
         for prompt in prompts:
             self._asked += 1
             answer = ONE_ANSWER if self._free else ANSWER
             seconds = Random(prompt.seed).lognormvariate(math.log(answer), self._sigma)
             begins = time.monotonic()
-            if self._free:  # its conversation stays with a replica, which has answers to give before
+            if self._free:  # a conversation stays with its replica, which first answers earlier prompts
                 replica = self._replica.setdefault(prompt.conversation, len(self._replica) % len(self._free))
                 begins = max(begins, self._free[replica])
                 self._free[replica] = begins + seconds
             heapq.heappush(self._open, (begins + seconds, self._asked, prompt))
 
     def advance(self) -> list[Any]:
-        """Wait for a moment; what is answered."""
+        """Wait briefly, and return the answers that are due."""
         time.sleep(min(0.005, max(0.0, self._open[0][0] - time.monotonic())))
         found, versions = [], () if self.version is None else (self.version,)
         while self._open and self._open[0][0] <= time.monotonic():
@@ -92,58 +93,59 @@ class SleepingEngine:
         return found
 
     def swap_weights(self, folder: Any, name: str, version: int | None) -> None:
-        """Go over to a version."""
+        """Change to a version of the weights."""
         self.name, self.version = name, version
 
     def update_weights(self, folder: Any, name: str) -> None:
-        """Take another name."""
+        """Change the name of the policy."""
         self.name = name
 
     def generate(self, prompts: Any, sampling: Any) -> Any:
-        """Nobody asks."""
+        """Raise an error, since a streaming engine does not use this."""
         raise NotImplementedError
 
     def forget(self, conversation: str) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 class SleepingSession(Session):
-    """A session without a model."""
+    """Session without a model."""
 
     def __init__(self, run: Run, sigma: float, replicas: int | None = None) -> None:
         super().__init__(run)
         self._sleeping = SleepingEngine(sigma, replicas)
 
     def engine(self, policy: str) -> Any:
-        """The engine, whatever policy is asked for."""
+        """Return the engine for any policy."""
         self._sleeping.name = policy
         return self._sleeping
 
     def updated(self, policy: str, update: Any = None) -> bool:
-        """Take another policy."""
+        """Change to another policy."""
         (self._sleeping.update_weights if update is None else update)("", policy)
         return True
 
     def note_tokens(self, file: Path, policy: str) -> None:
-        """There is no tokenizer."""
+        """Do nothing, since there is no tokenizer."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row."""
+    """Setting of one row."""
 
     sigma: float
     train: float
     staleness: int
     replicas: int | None = None
-    """That answer one at a time; None: one engine that answers all beside each other."""
+    """Number of replicas that answer one prompt at a time. If None, a single engine answers all prompts
+    concurrently."""
 
 
 def measure(setting: Setting, folder: Path) -> tuple[float, int]:
-    """Seconds of a run, and the largest lag of its tokens."""
+    """Return the seconds of a run, and the largest lag of its tokens."""
     name = f"sleeping-{setting.sigma}-{setting.train}-{setting.staleness}-{setting.replicas}".replace(
         ".", "_"
     )
@@ -182,7 +184,7 @@ def _recipe(name: str, folder: Path, staleness: int) -> dict[str, Any]:
 
 
 def stage_seconds(folder: Path) -> float:
-    """Seconds of a stage without work: notes and seals on this disk, under the load of now."""
+    """Return the seconds of an empty stage, which writes notes and seals, under the current load."""
     with Run(parse(Recipe, _recipe(f"empty-{time.monotonic_ns()}", folder, 0))) as run:
         began = time.monotonic()
         for number in range(5):
@@ -192,7 +194,7 @@ def stage_seconds(folder: Path) -> float:
 
 
 def expected(setting: Setting, stage: float) -> float:
-    """Seconds that the simulator expects, of three stages an iteration."""
+    """Return the seconds that the simulator expects for three stages per iteration."""
     several = {} if setting.replicas is None else {"replicas": setting.replicas, "at_once": 1}
     train, answer = setting.train + 3 * stage, ANSWER if setting.replicas is None else ONE_ANSWER
     loop = Loop(ITERATIONS, TASKS * SAMPLES, SLOTS, train, setting.staleness, **several)

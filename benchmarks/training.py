@@ -1,13 +1,14 @@
-r"""One training step through TRL's DPOTrainer and through TurnTrainer: time, memory, and whether the losses agree.
+r"""Compare one training step in TRL's DPOTrainer and in TurnTrainer: time, memory, and agreement of the losses.
 
     python benchmarks/training.py            the full table (about an hour on two cores)
     python benchmarks/training.py --quick    three cases of two pairs a step, within five minutes
     python benchmarks/training.py --device cuda    on a GPU, with larger models and more pairs
     python benchmarks/training.py --json     rows for machines
 
-Both trainers get the same model, token ids and DPO loss, each in a process of its own; steps alternate, and a ratio is
-the median over paired steps (peer over ours: larger is better). Peak memory is that of all steps, less what the
-libraries take before the model is made. TRL runs at its defaults but for `max_length`, which would cut the episodes.
+Both trainers get the same model, token ids and DPO loss. Each runs in its own process, and their steps alternate. A
+ratio is the peer's time over TurnTrainer's, as the median over paired steps, so larger is better. Peak memory is over
+all steps, without the memory of the libraries before the model is created. TRL runs at its defaults except for
+`max_length`, which would cut the episodes.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Case:
     pairs: int = 3
     steps: int = 3
     ours: dict[str, Any] = field(default_factory=dict)
-    """Settings of `TurnConfig` that are not its defaults."""
+    """Settings of `TurnConfig` other than its defaults."""
     quick: bool = False
     device: str = "cpu"
 
 
 ONE_SHOT = Shape(one_shot=0.6)
 WIDE = {"activation_checkpointing": True, "token_budget": 10_240}
-"""More pairs in a pass, which takes a worked example once."""
+"""Settings for larger passes, in which more pairs share a worked example."""
 
 CASES = [
     Case("completion", "5M", 8_192, quick=True),
@@ -83,12 +84,12 @@ ON_GPU = [
     for peer in ("trl", "trl-tuned")
 ]
 AGAIN = {"token_budget": 16_384, "activation_checkpointing": True}
-"""Activations are computed again in the backward pass, as by TRL's defaults."""
+"""Settings that recompute activations in the backward pass, as TRL's defaults do."""
 ON_GPU += [replace(case, ours=AGAIN) for case in ON_GPU if case.peer == "trl"]
 
 
 def compare(case: Case) -> dict[str, Any]:
-    """Run both trainers step by step, taking turns; the first step of each is not counted."""
+    """Run both trainers in alternation, step by step. The first step of each is a warm-up."""
     with _worker(case, case.peer) as peer, _worker(case, "perturn") as ours:
         before = [side.ask("reference") / (case.steps + 1) for side in (peer, ours)]
         steps = [(peer.ask("step"), ours.ask("step")) for _ in range(case.steps + 1)][1:]
@@ -109,7 +110,7 @@ def compare(case: Case) -> dict[str, Any]:
         "loss_gap": None
         if _differs(case)
         else max(abs(theirs["loss"] - mine["loss"]) for theirs, mine in steps),
-        # A step's share of what each side computed before training; TRL's defaults compute it in the step.
+        # A step's share of the computation before training. TRL's defaults compute the reference within the step.
         "step_ratio_with_reference": round((times[0] + before[0]) / (times[1] + before[1]), 2),
         "peer": case.peer,
         "settings": case.ours,
@@ -132,12 +133,12 @@ def _worker(case: Case, side: str) -> Worker:
 
 
 def _differs(case: Case) -> bool:
-    """Whether the peer sums over other tokens than we do."""
+    """Return whether the peer's loss covers other tokens than TurnTrainer's."""
     return case.loss_tokens == "assistant" and case.peer != "trl-tuned"
 
 
 def work(settings: dict[str, Any]) -> None:
-    """In the process of its own: answer line by line."""
+    """Answer requests line by line in this process."""
     side = SIDES[settings.pop("side")]
     case = Case(**{**settings, "shape": Shape(**settings["shape"])})
     batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
@@ -188,7 +189,7 @@ COLUMNS = {
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows for people, in Markdown."""
+    """Return the rows as a Markdown table."""
     lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         cells = [
@@ -199,7 +200,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse the options, measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

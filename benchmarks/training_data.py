@@ -1,4 +1,4 @@
-"""Preference pairs, and groups of episodes of one task, of the shape of agents' episodes, as token ids."""
+"""Generate preference pairs and groups of episodes as token ids, with the shape of agents' episodes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from perturn.policy.examples import Example
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an episode, in tokens; the defaults are ScienceWorld's under a 49k vocabulary."""
+    """Sizes of an episode, in tokens. The defaults are of ScienceWorld with a vocabulary of 49k."""
 
     turns: tuple[int, int] = (10, 20)
     prompt: tuple[int, int] = (60, 140)
     observation: tuple[int, int] = (40, 120)
     action: tuple[int, int] = (6, 16)
     shared_turns: tuple[int, int] = (0, 3)
-    """Turns with which both sides of a pair begin."""
+    """Smallest and largest number of first turns that both sides of a pair share."""
     one_shot: float = 0.0
-    """Share of a sequence that is one worked example, the same in every prompt."""
+    """Share of a sequence that is a worked example, which all prompts have in common."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One pair: what both trainers get."""
+    """One pair, as both trainers get it."""
 
     example: Example
     prompt: int
-    """Tokens of the prompt, which TRL leaves out of the loss."""
+    """Number of tokens in the prompt, which TRL excludes from the loss."""
 
 
 def make_pairs(
     shape: Shape, vocab: int, pairs: int, batches: int, loss_tokens: str, seed: int = 0
 ) -> list[list[Pair]]:
-    """Batches of pairs.
+    """Return batches of pairs.
 
     Args:
-        shape: Sizes.
-        vocab: Ids are drawn below this.
-        pairs: Of a batch.
+        shape: Sizes of the episodes.
+        vocab: Vocabulary size, below which token ids are drawn.
+        pairs: Number of pairs in a batch.
         batches: Number of batches.
-        loss_tokens: `assistant`, or `completion` for every token after the prompt, as TRL has it.
-        seed: Of all draws.
+        loss_tokens: Tokens with loss: `assistant`, or `completion` for every token after the prompt, as in TRL.
+        seed: Seed of all random draws.
     """
     draw = random.Random(seed)
     mean = sum(shape.prompt) / 2 + sum(shape.turns) / 2 * (sum(shape.observation) + sum(shape.action)) / 2
@@ -53,27 +53,27 @@ def make_pairs(
 
 @dataclass(frozen=True)
 class Episode:
-    """One sample of a group: what both trainers get."""
+    """One sample of a group, as both trainers get it."""
 
     encoded: Encoded
     prompt: int
-    """Tokens of the prompt, the first observation among them."""
+    """Number of tokens in the prompt, including the first observation."""
     reward: float
 
 
 def make_groups(
     shape: Shape, vocab: int, worked: int, tasks: int, samples: int, steps: int, seed: int = 0
 ) -> list[list[Episode]]:
-    """Episodes of each step, those of a task side by side.
+    """Return the episodes of each step, with the samples of a task next to each other.
 
     Args:
-        shape: Sizes.
-        vocab: Ids are drawn below this.
-        worked: Tokens of the worked example, the same in every prompt.
-        tasks: Of a step.
-        samples: Of a task.
+        shape: Sizes of the episodes.
+        vocab: Vocabulary size, below which token ids are drawn.
+        worked: Number of tokens of the worked example, which all prompts have in common.
+        tasks: Number of tasks in a step.
+        samples: Number of samples of a task.
         steps: Number of steps.
-        seed: Of all draws.
+        seed: Seed of all random draws.
     """
     draw = random.Random(seed)
     example = _words(draw, vocab, worked)

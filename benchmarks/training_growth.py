@@ -1,9 +1,10 @@
-"""How the cost of one forward and backward pass grows, with the beginning that sequences share computed once or not.
+"""Measure how the cost of a forward and backward pass grows, with and without sharing common beginnings.
 
     python benchmarks/training_growth.py --out benchmarks/training_growth.json --figure docs/figures/training_growth.svg
 
-One thing varies at a time around the middle: one pair, 12 turns of 80 + 10 tokens, a prompt of 120, vocabulary 8192,
-5M parameters, float32, loss on actions. Each point is the median of three passes, shared and not in turn.
+One setting varies at a time around the default: one pair, 12 turns of 80 + 10 tokens, a prompt of 120 tokens, a
+vocabulary of 8192, 5M parameters, float32, and loss on actions. Each point is the median of three passes. Passes with
+and without sharing alternate.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ def sequences(
     groups: int = 1,
     size: int = 2,
 ) -> list[Encoded]:
-    """Groups of trajectories; each group shares its prompt and the first part of the rest.
+    """Return groups of trajectories. Each group shares its prompt and the first part of its turns.
 
     Args:
-        turns: Of a trajectory.
-        observation: Tokens of each.
-        action: Tokens of each.
-        prompt: Tokens of the prompt.
-        shared: Share of a trajectory's tokens that its group has in common, where that is more than the prompt.
-        vocab: Ids are drawn below this.
+        turns: Number of turns of a trajectory.
+        observation: Number of tokens of an observation.
+        action: Number of tokens of an action.
+        prompt: Number of tokens of the prompt.
+        shared: Share of a trajectory's tokens that its group has in common, if that is more than the prompt.
+        vocab: Vocabulary size, below which token ids are drawn.
         groups: Number of groups.
-        size: Trajectories of a group.
+        size: Number of trajectories in a group.
     """
     draw = Draw(0)
     turn = [NO_TURN] * prompt + [
@@ -85,7 +86,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
 
 
 def measure(vocab: int, data: list[Encoded]) -> dict[str, Any]:
-    """Seconds of a forward and backward pass, shared and not."""
+    """Return the seconds of a forward and backward pass, with and without sharing."""
     model = make_model("5M", vocab).train()
     times: dict[bool, list[float]] = {True: [], False: []}
     batches = {share: lay_out(data, share=share) for share in times}
@@ -93,7 +94,7 @@ def measure(vocab: int, data: list[Encoded]) -> dict[str, Any]:
         for share, batch in batches.items():
             start = time.perf_counter()
             action_logprobs(model, batch).sum().backward()
-            if turn:  # the first pass warms up
+            if turn:  # the first pass is a warm-up
                 times[share].append(time.perf_counter() - start)
             model.zero_grad()
     return {
@@ -105,7 +106,7 @@ def measure(vocab: int, data: list[Encoded]) -> dict[str, Any]:
 
 
 def sweep(values: list[Any], to: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each value."""
+    """Return one row for each value of a setting."""
     rows = []
     for value in values:
         settings = to(value)
@@ -114,11 +115,11 @@ def sweep(values: list[Any], to: Callable[[Any], dict[str, Any]]) -> list[dict[s
 
 
 def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """One panel for each sweep."""
+    """Draw one panel for each setting."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
@@ -134,7 +135,7 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
 
 
 def main() -> None:
-    """Measure, write, draw."""
+    """Measure, write, and draw."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The trainers that are compared, each with one way to make a step, and what a step's work is."""
+"""Define the compared trainers, each with one way to make a step, and the amount of work in a step."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ ROWS = [
 
 
 def threads() -> int:
-    """Threads that matrices are multiplied with."""
+    """Return the number of threads for matrix products."""
     return torch.get_num_threads()
 
 
 def make_model(size: str, vocab: int) -> Any:
-    """A Llama of random weights; embeddings are tied, as small models have them."""
+    """Return a Llama of random weights with tied embeddings, as in small models."""
     hidden, layers, intermediate, heads, key_heads = SIZES[size]
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -73,7 +73,7 @@ def make_model(size: str, vocab: int) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """A tokenizer that the trainers ask for; the data are ids already."""
+    """Return a tokenizer, which the trainers require although the data are token ids."""
     words = {
         word: index for index, word in enumerate(["<s>", "</s>", "user", "assistant", "a", "b", "c", "?"])
     }
@@ -89,7 +89,7 @@ def make_tokenizer() -> Any:
 
 
 def settings(dtype: str, device: str) -> dict[str, Any]:
-    """Settings of both trainers."""
+    """Return the settings of both trainers."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "learning_rate": 1e-4,
@@ -101,11 +101,11 @@ def settings(dtype: str, device: str) -> dict[str, Any]:
 
 
 class Side:
-    """A trainer that is stepped by hand, with the optimizer and the clipping that its `train` would use."""
+    """Trainer that makes single steps, with the optimizer and the gradient clipping of its `train`."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        if trainer.args.activation_checkpointing:  # `train` would do it
+        if trainer.args.activation_checkpointing:  # as `train` does
             trainer.model.activation_checkpointing_enable(trainer.args.activation_checkpointing_kwargs)
         trainer.create_optimizer()
         self.model = trainer.accelerator.prepare(trainer.model)
@@ -113,14 +113,14 @@ class Side:
         self.reference_seconds = 0.0
 
     def take_reference(self, pairs: list[Pair]) -> None:
-        """Compute the reference of all data, where that is done before training."""
+        """Compute the reference log-probabilities of all data, if the trainer does this before training."""
 
     def tokens(self, inputs: Any) -> int:
-        """Tokens that go through the model."""
+        """Return the number of tokens that go through the model."""
         return int(inputs["input_ids"].numel())
 
     def step(self, inputs: Any) -> float:
-        """One optimizer step; returns the loss."""
+        """Make one optimizer step, and return the loss."""
         items = self.trainer._get_num_items_in_batch([inputs], torch.device("cpu"))
         loss = self.trainer.training_step(self.model, inputs, items)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -130,7 +130,7 @@ class Side:
 
 
 class Perturn(Side):
-    """TurnTrainer."""
+    """Step of TurnTrainer."""
 
     def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, device: str, **ours: Any) -> None:
         args = TurnConfig(
@@ -153,7 +153,7 @@ class Perturn(Side):
                 sides,
                 folder=Path(folder),
                 identity="",
-                token_budget=self.trainer.args.token_budget,  # as the trainer does
+                token_budget=self.trainer.args.token_budget,  # as in the trainer
                 precision=self.trainer._autocast,
             )
         )
@@ -165,7 +165,7 @@ class Perturn(Side):
             Example(
                 *pair.example.sides,
                 self.reference[id(pair)],
-                weight=tuple(torch.ones(side.turns) for side in pair.example.sides),  # of no use to DPO
+                weight=tuple(torch.ones(side.turns) for side in pair.example.sides),  # unused by DPO
             )
             for pair in batch
         ]
@@ -176,13 +176,13 @@ class Perturn(Side):
 
 
 class TRL(Side):
-    """TRL's DPOTrainer at its defaults."""
+    """Step of TRL's DPOTrainer at its defaults."""
 
     extra: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, device: str) -> None:
         args = DPOConfig(max_length=None, **settings(dtype, device), **self.extra)
-        model, reference = make_model(size, vocab), make_model(size, vocab)  # as it loads both from one name
+        model, reference = make_model(size, vocab), make_model(size, vocab)  # TRL loads both from one name
         data = Dataset.from_list(ROWS)
         tokenizer = make_tokenizer()
         super().__init__(
@@ -194,9 +194,10 @@ class TRL(Side):
 
 
 class TRLTuned(TRL):
-    """TRL as someone who knows it would tune it by hand.
+    """Step of TRL's DPOTrainer with manual tuning.
 
-    The reference is computed before training, loss and logits are on assistant tokens alone, nothing is checkpointed.
+    The reference is computed before training. Loss and logits cover only assistant tokens. Activations are not
+    checkpointed.
     """
 
     extra: ClassVar[dict[str, Any]] = {"gradient_checkpointing": False}
@@ -230,7 +231,7 @@ class TRLTuned(TRL):
         return inputs
 
     def _sums(self, inputs: Any) -> Any:
-        """Log-probability of each row's assistant tokens, in nats [rows]."""
+        """Return the summed log-probability of each row's assistant tokens, in nats [rows]."""
         model = self.trainer.model
         states = model.model(
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
@@ -270,7 +271,7 @@ def _row(pair: Pair) -> dict[str, list[int]]:
 
 
 def linear_shapes(size: str) -> list[tuple[int, int]]:
-    """(in, out) of the linear layers of one model."""
+    """Return the (in, out) sizes of all linear layers of a model."""
     hidden, layers, intermediate, heads, key_heads = SIZES[size]
     key = hidden // heads * key_heads
     each = [(hidden, hidden), (hidden, key), (hidden, key), (hidden, hidden)]
@@ -278,9 +279,10 @@ def linear_shapes(size: str) -> list[tuple[int, int]]:
 
 
 def achieved_flops(size: str, vocab: int, inputs: Any) -> float:
-    """Multiplications and additions that a step must do: linear layers, attention and output layer, both passes.
+    """Return the floating-point operations that a step needs in linear layers, attention and the output layer.
 
-    Attention counts the (query, key) pairs that see each other. What is computed twice is counted once.
+    Forward and backward passes are counted. Attention counts the (query, key) pairs that see each other. Recomputation
+    is not counted.
     """
     hidden, layers = SIZES[size][:2]
     total = 0.0
@@ -294,7 +296,7 @@ def achieved_flops(size: str, vocab: int, inputs: Any) -> float:
 
 
 def matmul_ceiling(size: str, dtype: str, tokens: int, device: str = "cpu") -> float:
-    """FLOP/s of torch's matrix product alone, over the linear layers' shapes and both passes."""
+    """Return the FLOP/s of torch's matrix product for the shapes of the linear layers, in both passes."""
     kind = getattr(torch, dtype)
     work = seconds = 0.0
     for a, b in sorted(set(linear_shapes(size))):
@@ -314,7 +316,7 @@ def matmul_ceiling(size: str, dtype: str, tokens: int, device: str = "cpu") -> f
 
 
 def now(device: str) -> float:
-    """Seconds of a clock, read once the device has done its work."""
+    """Return a time in seconds, after the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

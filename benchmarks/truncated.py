@@ -1,17 +1,17 @@
-"""Advantages of single steps from a shared prefix against those of whole episodes, under one dense reward (SLATE).
+"""Compare advantages of single steps from a shared prefix with advantages of whole episodes (SLATE).
 
     python benchmarks/truncated.py
 
-Of k samples of the next step from one prefix, the advantage of each is its reward less the mean of the others'; of k
-episodes, that of every turn is the episode's score less the mean of the others'. Variances are exact, and k cancels in
-their ratio:
+With k samples of the next step from one prefix, the advantage of a sample is its reward minus the mean reward of the
+others. With k episodes, the advantage of every turn is the episode's score minus the mean score of the others.
+Variances are exact, and k cancels in their ratio:
 
     ratio = Var(S) / mean over turns of E[Var(r_t | s_t)]
 
-By its abstract it is up to T, the number of turns. Printed beside it is what a step's own reward leaves out: the
-relative bias of the expected gradient, as `perturn check-credit` has it. `paid` rewards are those of the small
-processes; `valued` ones add the exact change of the value under the policy; of games of `alfworld-like` the reward of a
-turn is how much nearer the win it came, in commands of the shortest way.
+According to the paper's abstract, the ratio is up to T, the number of turns. A step's own reward leaves out its later
+effects. So the command also prints the relative bias of the expected gradient, as in `perturn check-credit`. `paid`
+uses the rewards of the small processes. `valued` adds the exact change of the value under the policy. In games of
+`alfworld-like`, the reward of a turn is the decrease of the distance to the win, in commands.
 """
 
 from collections import defaultdict
@@ -25,18 +25,18 @@ from perturn.credit_check.processes import PROCESSES, Process
 from perturn.envs.alfworld.generated_games import ALFWorldLike
 
 Chances = list[tuple[float, float]]
-"""Chances, and numbers that come with them."""
+"""Pairs of a probability and a number."""
 
 
 def variance(chances: Chances) -> float:
-    """Variance of numbers by their chances."""
+    """Return the variance of numbers under their probabilities."""
     whole = fsum(chance for chance, _ in chances)
     centre = fsum(chance * number for chance, number in chances) / whole
     return fsum(chance * (number - centre) ** 2 for chance, number in chances) / whole
 
 
 def of_process(process: Process, valued: bool) -> tuple[float, float, float]:
-    """Ratio of variances, mean number of turns, and relative bias of single steps."""
+    """Return the ratio of variances, the mean number of turns, and the relative bias of single steps."""
     episodes = process.episodes
     rows, by_state, scores = [], defaultdict[tuple[int, int], Chances](list), Chances()
     for chance, steps in zip(episodes.probability.tolist(), episodes.steps, strict=True):
@@ -57,13 +57,13 @@ def of_process(process: Process, valued: bool) -> tuple[float, float, float]:
 
 
 def bias_of(found: torch.Tensor, true: torch.Tensor) -> float:
-    """Rest that no positive factor makes up for, relative to the true gradient; infinite where it points away."""
+    """Return the relative error of a gradient after the best positive scaling; infinite if it points away."""
     scale = float(found @ true / (true @ true))
     return float((found - scale * true).norm() / (scale * true.norm())) if scale > 0 else float("inf")
 
 
 def of_game(game: Game) -> tuple[float, float]:
-    """Ratio of variances on a game of so many turns at most, and their mean number."""
+    """Return the ratio of variances in a game, and its mean number of turns."""
     at: dict[str, float] = {game.start: 1.0}
     ends, within, turns = Chances(), 0.0, 0.0
     for _ in range(TURNS):
@@ -82,7 +82,7 @@ def of_game(game: Game) -> tuple[float, float]:
 
 
 def left(game: Game, key: str) -> int:
-    """Commands of the shortest way from a state."""
+    """Return the number of commands on the shortest way from a state to the win."""
     found = ALFWorldLike().remaining(game.task, game.commands(key), "shortest")[-1]
     assert found is not None
     return found

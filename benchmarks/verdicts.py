@@ -1,14 +1,15 @@
-r"""How often a study's test and intervals err, with few seeds: ours, tasks alone, and the bootstrap.
+r"""Simulate how often a study's test and intervals err with few seeds, for Perturn, for tasks alone, and the bootstrap.
 
     python benchmarks/verdicts.py --out benchmarks/verdicts.json      two minutes on one core
     python benchmarks/verdicts.py --quick                             a tenth of the studies
     python benchmarks/verdicts.py --bases                             seeds that share bases, alone; seconds
 
-Studies of two policies are drawn whose truth is known. Games differ in difficulty; a game under a seed in luck that
-both policies share, as two alignments of one SFT policy do; each policy has noise of its own for a game, for a game
-under a seed, and, as `luck` says, for all games of a seed. The two are alike, so each difference found is an error: its
-share is the level, 0.05 nominal. Beside it, how often the 95 % interval of one policy's success holds the true one.
-The standard error of a share of 0.05 is 0.013 for 300 studies.
+Studies of two policies with known true success are simulated. Games differ in difficulty. Both policies share noise for
+each game under a seed, like two alignments of one SFT policy. Each policy also has its own noise for each game, for
+each game under a seed, and, of size `luck`, for all games of a seed. The policies have equal true success, so every
+difference that is found is an error. The share of such errors is the level, nominally 0.05. The command also prints how
+often the 95 % interval of a policy's success contains the true value. The standard error of a share of 0.05 is 0.013
+for 300 studies.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from perturn.stats import crossed_bootstrap, crossed_comparison, crossed_interva
 Table = list[list[float]]
 SIZES = ((1, 140), (2, 140), (3, 140), (5, 140), (10, 140), (3, 340), (5, 340))
 LUCK = {"none": 0.0, "some": 0.05, "much": 0.2}
-"""Spread of what a seed has of its own, in standard deviations of what decides an episode."""
+"""Standard deviation of a policy's own noise for a seed, relative to the noise of an episode."""
 DRAW = np.random.default_rng(0)
 perturn.stats.paired_tests.FLIPS = 1000
 
 
 def scores(seeds: int, tasks: int, luck: float) -> tuple[Table, Table]:
-    """Successes of two policies that are alike."""
+    """Return the successes of two policies with equal true success."""
     shared = 0.6 + DRAW.normal(0, 1.2, (1, tasks)) + DRAW.normal(0, 0.45, (seeds, tasks))
 
     def own() -> NDArray[np.float64]:
@@ -46,12 +47,12 @@ def scores(seeds: int, tasks: int, luck: float) -> tuple[Table, Table]:
 
 
 def true_success(luck: float) -> float:
-    """Success of such a policy over all seeds and games: of a normal number above 0."""
+    """Return the true success of such a policy over all seeds and games."""
     return float(stats.norm.cdf(0.6 / np.sqrt(1.2**2 + 0.45**2 + 0.05**2 + 0.1**2 + luck**2)))
 
 
 def cell(seeds: int, tasks: int, luck: float, studies: int) -> dict[str, Any]:
-    """Shares of errors over so many studies, and medians of what they could have seen."""
+    """Return the shares of errors over many studies, and medians of the detectable differences."""
     truth, rows = true_success(luck), []
     for _ in range(studies):
         a, b = scores(seeds, tasks, luck)
@@ -83,7 +84,7 @@ def cell(seeds: int, tasks: int, luck: float, studies: int) -> dict[str, Any]:
 
 
 def shared_bases(seeds: int, bases: int, studies: int, tasks: int = 140) -> tuple[float, float]:
-    """Level where a gain goes with the base and is 0 over all bases: by seed, and with each base once."""
+    """Return the error rates by seed and by base model, if a gain depends on the base model and averages to 0."""
     wrong = np.zeros(2)
     for _ in range(studies):
         shared = DRAW.normal(0, 2, (1, tasks)) + DRAW.logistic(size=(seeds, tasks))

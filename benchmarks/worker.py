@@ -1,4 +1,4 @@
-"""One side of a comparison in a process of its own, which does what it is asked and waits meanwhile."""
+"""Run one side of a comparison in its own process, which answers requests and waits between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Worker:
-    """The process, as the one who compares sees it."""
+    """Handle of the process."""
 
     def __init__(self, script: str, settings: dict[str, Any]) -> None:
         """Start `script --worker SETTINGS`."""
@@ -20,17 +20,17 @@ class Worker:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Worker:
-        """It was started already."""
+        """Return the worker, which is already started."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """It ends with its input."""
+        """Close the input of the process, which ends it, and wait."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
     def ask(self, question: str) -> Any:
-        """What it answers."""
+        """Send a request, and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(question, file=self._process.stdin, flush=True)
@@ -41,12 +41,12 @@ class Worker:
 
 
 def held() -> int:
-    """Bytes of memory that this process holds now."""
+    """Return the current memory of this process, in bytes."""
     return _status("VmRSS")
 
 
 def peak(device: str = "cpu") -> int:
-    """Most bytes of memory that this process has held, or that its tensors have held on a GPU."""
+    """Return the peak memory of this process, or of its tensors on a GPU, in bytes."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
 
 

@@ -1,10 +1,10 @@
-"""What a process around each world costs, and how busy the driver keeps an engine.
+"""Measure the cost of a process around each environment, and how busy the driver keeps an engine.
 
     python benchmarks/worlds.py            sleeping, computing and cheap worlds
     python benchmarks/worlds.py --jvm      ScienceWorld: one JVM for all worlds, or one for each
 
-The engine is a clock: a call takes `--call` seconds however many prompts it answers, and no processor. So turns a
-second say what worlds and driver cost, not what a model would make of it. Prints one JSON object a line.
+The engine only sleeps: a call takes `--call` seconds for any number of prompts, and does not use the processor. So
+turns per second show the cost of environments and driver, without a model. The output is one JSON object per line.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ WALK = ["look around", "inventory", "open door to hallway", "go to hallway", "op
 
 
 class Sleeping:
-    """A step takes 50 ms and no processor."""
+    """Environment whose steps take 50 ms without using the processor."""
 
     name = "sleeping-1.0"
 
     def tasks(self, split: str) -> list[Task]:
-        """Enough of them."""
+        """Return more tasks than are played at once."""
         return [Task(f"t/{number}") for number in range(160)]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Nothing to do."""
+        """Return the first observation."""
         return Observation("begin")
 
     def step(self, action: str) -> Observation:
-        """Wait."""
+        """Sleep, and return an observation."""
         time.sleep(0.05)
         return Observation("go on")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Uneven(Sleeping):
-    """A step takes twice a mean of 50 ms or no time, and anything between; an episode has 3 to 17 steps."""
+    """Environment whose steps take a random time with a mean of 50 ms. An episode has 3 to 17 steps."""
 
     mean = 0.05
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Draw the length."""
+        """Draw the number of steps."""
         self.draw = random.Random(task.id)
         self.left = self.draw.randint(3, 17)
         return Observation("begin")
 
     def step(self, action: str) -> Observation:
-        """Wait."""
+        """Sleep, and return an observation."""
         time.sleep(self.draw.uniform(0, 2 * self.mean))
         self.left -= 1
         return Observation("go on", terminated=self.left == 0)
 
 
 class Computing(Sleeping):
-    """A step takes 5 ms of a processor, in Python."""
+    """Environment whose steps take 5 ms of CPU time in Python."""
 
     name = "computing-1.0"
 
     def step(self, action: str) -> Observation:
-        """Count."""
+        """Compute, and return an observation."""
         until = time.thread_time() + 0.005
         while time.thread_time() < until:
             sum(range(1000))
@@ -85,17 +85,17 @@ class Computing(Sleeping):
 
 
 class Cheap(Sleeping):
-    """A step takes nothing."""
+    """Environment whose steps take no time."""
 
     name = "cheap-1.0"
 
     def step(self, action: str) -> Observation:
-        """Answer."""
+        """Return an observation at once."""
         return Observation("go on")
 
 
 class Clock:
-    """An engine that takes its time."""
+    """Engine that sleeps for a fixed time in each call."""
 
     name = "clock"
 
@@ -116,7 +116,7 @@ class Clock:
 
 @contextmanager
 def watched_memory() -> Iterator[list[float]]:
-    """Most memory of all descendants together, in GB."""
+    """Record the peak memory of all descendant processes together, in GB."""
     peak, stop = [0.0], threading.Event()
 
     def watch() -> None:
@@ -139,7 +139,7 @@ def watched_memory() -> Iterator[list[float]]:
 
 
 def measure(section: Section, where: str, concurrency: int, call: float, episodes: int) -> None:
-    """Play and print."""
+    """Play episodes, and print a row."""
     make: Callable[[], Environment]
     make = ProcessWorlds(section, Worlds()) if where == "processes" else environment_maker(section)
     lister = make()
@@ -169,7 +169,7 @@ def measure(section: Section, where: str, concurrency: int, call: float, episode
 
 
 def measure_process() -> None:
-    """Start, step and size of one process."""
+    """Measure the start, the step and the memory of one process."""
     began = time.monotonic()
     world = ProcessWorlds({"name": f"{Path(__file__).resolve()}:Cheap"}, Worlds())()
     started = time.monotonic()
@@ -188,7 +188,7 @@ def measure_process() -> None:
 
 
 def main() -> None:
-    """Measure all."""
+    """Measure everything."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""An agent of your own: OpenAI's client in a loop. It plays a text game and ends with its reward.
+"""Agent of your own: a loop around OpenAI's client. It plays a text game, and reports its reward at the end.
 
     perturn run recipes/agent-alfworld-like.yaml
 
-The recipe trains the policy that answers it. Nothing here knows of that: the agent runs against any server as well,
-with `OPENAI_BASE_URL=... python examples/agent.py < task.json`.
+The recipe trains the policy that answers the agent. This file does not depend on training. The agent also runs with any
+other server: `OPENAI_BASE_URL=... python examples/agent.py < task.json`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import sys
 
 from openai import AsyncOpenAI
 
-from perturn.envs.alfworld.generated_games import ALFWorldLike  # stands for a world of yours
+from perturn.envs.alfworld.generated_games import ALFWorldLike  # replace by an environment of yours
 from perturn.types import Task
 
 SYSTEM = "Answer with one action on one line:\nAction: ..."
@@ -23,7 +23,7 @@ KINDS = ("pick_and_place_simple", "pick_heat_then_place_in_recep")
 
 
 def tasks(split):
-    """List the games of a split, as rows."""
+    """Return the games of a split, as rows."""
     return [
         {"id": one.id, "kind": one.kind, **one.data}
         for one in ALFWorldLike(kinds=KINDS, train_games=1800).tasks(split)
@@ -31,7 +31,7 @@ def tasks(split):
 
 
 async def rollout(task, client):
-    """Play a game; return the reward, and whether the game was solved."""
+    """Play a game. Return the reward, and whether the game was solved."""
     world = ALFWorldLike()
     seen = world.reset(Task(task["id"], task["kind"], task["split"], {"number": task["number"]}))
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": seen.text}]
@@ -52,5 +52,5 @@ async def rollout(task, client):
     return {"reward": reward, "success": seen.success}
 
 
-if __name__ == "__main__":  # as a program: the task comes in, and the reward goes out
+if __name__ == "__main__":  # as a program: read the task, and print the reward
     print(json.dumps(asyncio.run(rollout(json.load(sys.stdin), AsyncOpenAI()))))

@@ -3,9 +3,9 @@
     perturn check-env examples/native_tools.py:Shop
     perturn evaluate --model Qwen/Qwen2.5-0.5B-Instruct --environment examples/native_tools.py:Shop
 
-`tools` lists functions, or schemas in the form of chat templates. An action is JSON with `text` and `calls`, and a call
-is {"name": ..., "arguments": {...}}, both in what `step` gets and in what `expert` returns. The text that `step`
-returns is the result of the call; for several calls it returns a list of texts.
+`tools` lists functions, or schemas in the format of chat templates. An action is JSON with `text` and `calls`, and a
+call is {"name": ..., "arguments": {...}}. `step` receives such actions, and `expert` may return them. The text that
+`step` returns is the result of the call. For several calls it returns a list of texts.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""A whole method of online learning: play, weigh turns, train, and again. Change any part of it.
+"""A complete method of online learning: play, compute the credit of turns, train, and repeat. Change any part of it.
 
     python examples/online.py
 
-The policy is `tiny-agent`, which comes with the package; the games are those of `alfworld-like`. The credit is the one
-class below. It takes about a minute on a laptop; so few episodes show how the parts fit together, not a better score.
+The policy is `tiny-agent` from the package, the games are from `alfworld-like`, and the class below is the credit. The
+script takes a minute on a laptop. It shows how the parts fit together, and is too short for a better score.
 """
 
 from dataclasses import dataclass
@@ -23,22 +23,22 @@ RULES = "alfworld-lab"
 
 @dataclass(frozen=True)
 class LateTurns:
-    """Weigh a turn by how much better its episode did than the group's mean; later turns count more."""
+    """Advantage of an episode over the mean reward of its group. Later turns get more weight."""
 
-    needs: ClassVar[tuple[str, ...]] = ()  # such as ("entropy",), which is then an argument of the call
+    needs: ClassVar[tuple[str, ...]] = ()  # such as ("entropy",), which is then passed as an argument
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     gamma: float = 0.9
 
     def __call__(self, group, **needed):
-        """Return one tensor a trajectory [turns]."""
+        """Return one tensor for each trajectory [turns]."""
         mean = sum(one.total_reward for one in group) / len(group)
         left = [torch.arange(len(one.turns)).flip(0) for one in group]
         return [(one.total_reward - mean) * self.gamma**each for one, each in zip(group, left, strict=True)]
 
 
 def main(iterations=ITERATIONS, tasks=TASKS, samples=SAMPLES, held_out=HELD_OUT):
-    """Train in iterations, and score the policy before and after."""
+    """Train for some iterations, and score the policy before and after."""
     model = load_model("tiny-agent")
     how = Sampling(temperature=1.0, max_new_tokens=16)
     trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-4, token_budget=4096)

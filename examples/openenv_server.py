@@ -1,4 +1,4 @@
-"""An OpenEnv server with a text environment, to be played by Perturn.
+"""OpenEnv server with a text environment that Perturn can play.
 
 uvicorn openenv_server:app --port 8000     (in an environment with `pip install openenv==0.10.0`)
 environment: {name: openenv, base_url: "http://localhost:8000", action_field: message, text_field: reply}
@@ -10,19 +10,19 @@ from openenv.core import Action, Environment, Observation, State, create_fastapi
 
 
 class Say(Action):
-    """What the policy says."""
+    """Action of the policy."""
 
     message: str
 
 
 class Reply(Observation):
-    """What it is answered."""
+    """Reply of the environment."""
 
     reply: str
 
 
 class Guess(Environment):
-    """Guess a number from 1 to 12 by hearing 'higher' or 'lower'; the seed is the number."""
+    """Environment in which a number from 1 to 12 is guessed by hearing 'higher' or 'lower'. The seed is the number."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -32,7 +32,7 @@ class Guess(Environment):
         return Reply(reply="I think of a whole number from 1 to 12. Guess it.")
 
     def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Reply:
-        """Compare a guess with it."""
+        """Compare a guess with the number."""
         self.said += 1
         if not action.message.strip().isdecimal():
             return Reply(reply="Write a whole number.", reward=0.0)
@@ -42,7 +42,7 @@ class Guess(Environment):
 
     @property
     def state(self) -> State:
-        """How many guesses were made."""
+        """Number of guesses so far."""
         return State(step_count=self.said)
 
 

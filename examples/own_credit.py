@@ -1,10 +1,10 @@
-"""A credit of your own: weigh the turns of played episodes with it, and compare it with RLOO.
+"""Credit of your own: compute the weights of turns with it, and compare it with RLOO.
 
     python examples/own_credit.py
     perturn check-credit examples/own_credit.py:PayNews
 
-The same class is `credit: {name: "examples/own_credit.py:PayNews"}` in a recipe. `perturn check-credit` says exactly
-how biased it is.
+In a recipe, use the class with `credit: {name: "examples/own_credit.py:PayNews"}`. `perturn check-credit` computes its
+exact bias.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class PayNews(GroupCredit):
 
 
 def main(tasks=4, samples=4):
-    """Play groups of episodes, weigh them with both credits, and print one episode turn by turn."""
+    """Play groups of episodes, compute both credits, and print one episode turn by turn."""
     how = Sampling(temperature=1.0, max_new_tokens=16)
     play = {"n": tasks, "samples": samples, "protocol": "alfworld-lab", "sampling": how}
     played = perturn.collect("tiny-agent", GAMES, **play)

@@ -1,4 +1,4 @@
-"""An environment of your own with all of the contract: guess a number by hearing 'higher' or 'lower'.
+"""Environment of your own that implements the whole contract: guess a number by hearing 'higher' or 'lower'.
 
 perturn check-env examples/own_environment.py:GuessNumber
 """
@@ -16,16 +16,16 @@ class GuessNumber:
     name = "guess-number-1.0"
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task for each secret number of the split."""
+        """Return one task for each secret number of the split."""
         return [Task(id=f"guess/{n}", kind="guess", split=split, data={"secret": n}) for n in RANGES[split]]
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Choose the secret, which decides everything, so the seed is not needed, and pose the task."""
+        """Choose the secret number, and describe the task. The seed is not needed, since nothing else is random."""
         self.secret = task.data["secret"]
         return Observation("I think of a whole number from 1 to 12. Guess it.")
 
     def step(self, action: str) -> Observation:
-        """Compare a guess with the secret."""
+        """Compare a guess with the secret number."""
         if not action.strip().isdecimal():
             return Observation("Write a whole number, such as 7.", valid=False)
         if (guess := int(action)) == self.secret:
@@ -33,8 +33,8 @@ class GuessNumber:
         return Observation("higher" if guess < self.secret else "lower")
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Actions that solve the task; optional, it makes this an `Expert` too."""
+        """Return actions that solve the task. This optional method makes the class an `Expert` too."""
         return [str(task.data["secret"])]
 
     def close(self) -> None:
-        """Nothing is held; optional."""
+        """Do nothing. This method is optional."""

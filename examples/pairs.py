@@ -1,8 +1,8 @@
-"""Offline: train on ten pairs of a good and a bad episode, in TRL's conversational format.
+"""Offline training on ten pairs of a good and a bad episode, in TRL's conversational format.
 
     python examples/pairs.py
 
-Replace `pairs` by rows of yours, and `tiny-agent` by your model. It takes some seconds on a laptop.
+Replace `pairs` by your own rows, and `tiny-agent` by your model. The script takes a few seconds on a laptop.
 """
 
 from perturn import TurnConfig, TurnTrainer
@@ -11,7 +11,7 @@ ROOMS = ["kitchen", "hall", "garden", "cellar", "attic", "study", "bathroom", "g
 
 
 def pair(room):
-    """One row: the task, an episode that solves it, and an episode that does not."""
+    """Return one row: the task, an episode that solves it, and an episode that does not."""
     task = {"role": "user", "content": f"Find the mug. It is in the {room}. What do you do?"}
     good = [
         {"role": "assistant", "content": f"go to {room}"},
@@ -22,11 +22,11 @@ def pair(room):
 
 
 def main(output="aligned", epochs=4):
-    """Train, print how far the two sides are apart before and after, and save the policy."""
+    """Train, print the margin between the two sides before and after, and save the policy."""
     pairs = [pair(room) for room in ROOMS]
     args = TurnConfig(
         output_dir=output,
-        loss={"name": "tlm-dre"},  # or dpo, dmpo, dil: each brings the credit of its paper
+        loss={"name": "tlm-dre"},  # or dpo, dmpo, dil; each loss brings the credit of its paper
         num_train_epochs=epochs,
         learning_rate=1e-4,
         per_device_train_batch_size=5,

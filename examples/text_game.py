@@ -1,12 +1,12 @@
-"""A text game in three methods: guess a number by hearing 'higher' or 'lower'.
+"""Text game in three methods: guess a number by hearing 'higher' or 'lower'.
 
     perturn check-env examples/text_game.py:Guess
     perturn evaluate --model smollm2-135m --environment examples/text_game.py:Guess
     perturn play examples/text_game.py:Guess
 
-`tasks` lists values, and `reset` gets one of them. A text is an observation; (text, reward, done) ends the game. The
-docstring of the class is the system text, and `max_turns` is its turn limit. `own_environment.py` plays the same game
-with all that the contract offers.
+`tasks` returns values, and `reset` receives one of them. `step` returns an observation as text, or (text, reward, done)
+to end the game. The docstring of the class is the system text, and `max_turns` is the turn limit. `own_environment.py`
+has the same game with the whole contract.
 """
 
 

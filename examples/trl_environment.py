@@ -1,10 +1,11 @@
-"""A class for TRL's `environment_factory`: open a safe with the code that stands on a note.
+"""Class for TRL's `environment_factory`: open a safe with the code on a note.
 
     perturn evaluate --model Qwen/Qwen2.5-0.5B-Instruct --environment trl \
         environment.make=examples/trl_environment.py:Safe "environment.rows={test: examples/trl_rows.jsonl}"
 
-The same class trains in TRL as GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...). A row has `prompt`, and
-its other columns are what `reset` takes. Public methods are the tools, and `get_reward` scores the episode.
+In TRL, train with the same class: GRPOTrainer(environment_factory=Safe, train_dataset=rows, ...). A row has the column
+`prompt`, and its other columns are arguments of `reset`. Public methods are the tools, and `get_reward` scores the
+episode.
 """
 
 
@@ -12,7 +13,7 @@ class Safe:
     """Two tools, and a reward of its own: half for reading the note, all for opening the safe."""
 
     def reset(self, code: int, **row: object) -> str:
-        """Lock the safe; the text is appended to the prompt."""
+        """Lock the safe. The returned text is appended to the prompt."""
         self.code = code
         self.read, self.open = False, False
         return "The code is on a note."
@@ -32,5 +33,5 @@ class Safe:
         return "The safe is open." if self.open else "Wrong code."
 
     def get_reward(self) -> float:
-        """What the episode is worth so far."""
+        """Return the reward of the episode so far."""
         return 1.0 if self.open else 0.5 * self.read

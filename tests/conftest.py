@@ -1,4 +1,4 @@
-"""Small real objects that tests share: a tiny policy with a real tokenizer, and a small world."""
+"""Fixtures that tests share: a tiny policy with a real tokenizer, and a small environment."""
 
 import copy
 import gc
@@ -18,15 +18,15 @@ from perturn.data.store import read_pairs
 from support import budget
 from support.recorded import Recordings
 
-# Torch reads it when it is imported, which is later; processes that tests start inherit it.
+# Torch reads this when it is imported, which happens later. Child processes of tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
-# No test sees a power cut, so that nothing has to be on the disk; to wait for that takes milliseconds a file.
+# No test simulates a power cut, so files need not be flushed to disk, which takes milliseconds for each file.
 os.fsync = lambda descriptor: None
 pytest_addoption = budget.pytest_addoption
 pytest_configure = budget.pytest_configure
 
-# A run of CI repeats; runs elsewhere look for new cases. Examples have no deadline: a busy machine would not keep it.
-# `make test-all` takes the profile `thorough`.
+# Runs in CI repeat the same examples, and other runs look for new cases. A deadline would fail on a busy machine.
+# `make test-all` uses the profile `thorough`.
 _REPEATS = {"deadline": None, "derandomize": bool(os.environ.get("CI"))}
 hypothesis.settings.register_profile("fast", max_examples=20, **_REPEATS)
 hypothesis.settings.register_profile("thorough", max_examples=100, **_REPEATS)
@@ -53,14 +53,14 @@ _EXAMPLE = Path(__file__).parents[1] / "examples" / "own_environment.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def young_heap():
-    """Garbage is looked for in what this file makes alone; else each time in all tests and what they import."""
+    """Freeze earlier objects, so that garbage collection only visits objects of this test file."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_modules(tmp_path_factory):
-    """A module that a file's tests wrote and imported is gone for the next file, which may write one of that name."""
+    """Forget the modules that the tests of a file wrote, so that the next file can write modules of the same names."""
     yield
     written = f"{tmp_path_factory.getbasetemp()}{os.sep}"
     for name, module in list(sys.modules.items()):
@@ -70,25 +70,25 @@ def own_modules(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole_tokenizer():
-    """The tokenizer of SmolLM2, with its chat template."""
+    """Return the tokenizer of SmolLM2, with its chat template."""
     return load_tokenizer("smollm2-135m")
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder):
-    """The tokenizer of SmolLM2 with its first tokens alone, in which models are loaded, trained and saved quickly."""
+    """Return a tokenizer with only the first tokens of SmolLM2, for which models load, train and save quickly."""
     return load_tokenizer(str(tiny_folder))
 
 
 @pytest.fixture(scope="session")
 def renderer(tokenizer):
-    """Conversation -> tokens."""
+    """Return a renderer, which converts conversations to tokens."""
     return Renderer(tokenizer)
 
 
 @pytest.fixture
 def tiny_model():
-    """A fresh tiny policy."""
+    """Return a new tiny policy."""
     from support.models import make_tiny_model
 
     return make_tiny_model()
@@ -96,7 +96,7 @@ def tiny_model():
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory, whole_tokenizer):
-    """A tiny policy on disk, as `save_pretrained` writes it; its vocabulary is that of `tokenizer`."""
+    """Return the folder of a tiny policy, written by `save_pretrained`, with the vocabulary of `tokenizer`."""
     from support.models import write_tiny_policy
 
     return write_tiny_policy(tmp_path_factory.mktemp("models") / "tiny", whole_tokenizer)
@@ -104,7 +104,7 @@ def tiny_folder(tmp_path_factory, whole_tokenizer):
 
 @pytest.fixture(scope="session")
 def whole_vocabulary(tmp_path_factory, whole_tokenizer):
-    """A tiny policy on disk with all tokens of SmolLM2; what it learns from a few texts leaves it more undecided."""
+    """Return the folder of a tiny policy with all tokens of SmolLM2. A few texts change its distribution less."""
     from support.models import make_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "whole"
@@ -115,13 +115,13 @@ def whole_vocabulary(tmp_path_factory, whole_tokenizer):
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory):
-    """Folders that are expensive to make, made once for all workers; see `support.recorded`."""
+    """Return recorded folders that are made once for all workers; see `support.recorded`."""
     return Recordings(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
 def own_environment():
-    """The module of the documentation's example environment, which processes of worlds can import too."""
+    """Return the module of the documentation's example environment. Processes of environments can import it too."""
     if str(_EXAMPLE.parent) not in sys.path:
         sys.path.insert(0, str(_EXAMPLE.parent))
     spec = importlib.util.spec_from_file_location("own_environment", _EXAMPLE)
@@ -133,7 +133,7 @@ def own_environment():
 
 @pytest.fixture
 def recipe(tmp_path, tiny_folder, own_environment):
-    """A recipe that would run."""
+    """Return a valid recipe."""
     file = tmp_path / "recipe.yaml"
     file.write_text(_RECIPE.format(output=tmp_path / "runs", model=tiny_folder))
     return file
@@ -141,7 +141,7 @@ def recipe(tmp_path, tiny_folder, own_environment):
 
 @pytest.fixture
 def perturn(monkeypatch, capsys):
-    """Call the command line in this process: (exit code, standard output, notices)."""
+    """Return a function that calls the command line in this process, and returns exit code, output and notices."""
     from perturn.cli import main
 
     def call(*words):
@@ -156,7 +156,7 @@ def perturn(monkeypatch, capsys):
 
 @pytest.fixture
 def make_trainer(tmp_path, tokenizer, tiny_model):
-    """Make a trainer of rows with quiet, quick settings; keywords of TurnConfig, or `model`, `ref_model`, ..."""
+    """Return a function that makes a quiet, quick trainer of rows, with keywords of TurnConfig and of the trainer."""
     words = tokenizer
 
     def make(
@@ -197,7 +197,7 @@ def make_trainer(tmp_path, tokenizer, tiny_model):
 
 
 def _assert_reference_fits_pairs(folder):
-    """Each turn of each side has a confidence, which is that of its tokens, and each token has its text."""
+    """Check that each turn has a confidence that follows from its tokens, and that each token has a text."""
     turns, tokens = (
         [json.loads(line) for line in (folder / "metrics" / f"{name}.jsonl").read_text().splitlines()]
         for name in ("confidence", "reference")
@@ -221,7 +221,7 @@ def _assert_reference_fits_pairs(folder):
 
 @pytest.fixture(scope="session")
 def assert_reference_fits_pairs():
-    """What checks the rows that the alignment wrote about its reference against the pairs of a run folder."""
+    """Return a check of the alignment's rows on its reference against the pairs of a run folder."""
     return _assert_reference_fits_pairs
 
 
@@ -236,7 +236,7 @@ SLOW_CASES = {
     "test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact[loop-3]",
     "test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact[shared end-3]",
 }
-"""Cases of parametrized tests that use more than three CPU seconds, where the other cases are fast."""
+"""Cases of parametrized tests that use more than three CPU seconds although the other cases are fast."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are read

@@ -1,4 +1,4 @@
-"""Losses and a per-token input of someone else's, written against the public interface alone."""
+"""Third-party losses and a per-token input, written only against the public interface."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,13 +14,13 @@ from perturn.losses.token_inputs import TokenInputTraits
 
 @dataclass(frozen=True)
 class EntropyBonus(PPOClip):
-    """ppo-clip minus `bonus` times the entropy of the policy, which has the mean that `aggregate` says."""
+    """Loss ppo-clip minus `bonus` times the entropy of the policy, averaged as `aggregate` says."""
 
     bonus: float = 0.1
 
     @property
     def traits(self):
-        """Those of ppo-clip, and the entropy."""
+        """Traits of ppo-clip, and the entropy as an input."""
         return replace(super().traits, reads=frozenset({"entropy"}))
 
     def __call__(self, chosen, rejected=None, step=None):
@@ -39,7 +39,7 @@ class SecondReference:
 
     @property
     def traits(self):
-        """The policy that it is of."""
+        """Traits with the second policy."""
         return TokenInputTraits(policy=self.policy)
 
 
@@ -53,7 +53,7 @@ class TwoReferences:
 
     @property
     def traits(self):
-        """Pairs, and two references."""
+        """Traits of a loss on pairs with two references."""
         return LossTraits(
             needs_rejected=True, needs_reference=True, reads=frozenset({SecondReference(self.second)})
         )
@@ -74,7 +74,7 @@ class TwoReferences:
 
 @dataclass(frozen=True)
 class Margin:
-    """Difference of the two largest logits of a token, which is no function of log-probabilities of one token."""
+    """Difference of the two largest logits at a token, which log-probabilities of a single token cannot give."""
 
     scale: float = 1.0
     name: ClassVar[str] = "margin"

@@ -1,4 +1,4 @@
-"""Short games of `alfworld-like`, a small policy whose teacher dawdles, and a credit with its sign flipped."""
+"""Short games of `alfworld-like`, a small policy trained on a wasteful expert, and a credit with its sign flipped."""
 
 import math
 import random
@@ -22,11 +22,11 @@ from perturn.types import Task
 
 KIND = "look_at_obj_in_light"
 _FIRST = {"train": (0, 60), "test": (400, 100), "taught": (1000, 1500)}
-"""Split -> number of its first game, and how many games it has."""
+"""Number of the first game of each split, and number of games in the split."""
 _SHORT = 6
-"""Most turns that the expert takes."""
+"""Maximum number of turns of the expert."""
 _DAWDLES = 0.35
-"""Chance of a vain command before each command, and of another before that."""
+"""Probability of a useless command before each command, and again before each useless command."""
 _CONTEXT = 1024
 _SHAPE = {
     "hidden_size": 64,
@@ -40,11 +40,11 @@ _SHAPE = {
 }
 _STEPS, _BATCH, _RATE, _RISE = 700, 8, 5e-3, 30
 _ACTION_WEIGHT = 4.0
-"""How much more a token of an action counts than one of an observation."""
+"""Weight of a token in an action, relative to a token in an observation."""
 
 
 class ShortGames:
-    """Games of `alfworld-like` of one kind, those that its expert solves in a few turns."""
+    """Games of `alfworld-like` of one kind that the expert solves in a few turns."""
 
     name = "alfworld-like-short-1.0"
 
@@ -52,7 +52,7 @@ class ShortGames:
         self._games = ALFWorldLike()
 
     def tasks(self, split):
-        """The tasks of train, test or taught; no game is in two."""
+        """Return the tasks of `train`, `test` or `taught`. No game is in two splits."""
         first, number = _FIRST[split]
         return list(islice(self._short(first), number))
 
@@ -71,7 +71,7 @@ class ShortGames:
         return self._games.step(action)
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Flipped:
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     def __call__(self, group, **_):
-        """One tensor per trajectory [turns]."""
+        """Return one tensor for each trajectory [turns]."""
         return [-weight for weight in RLOO(returns=Return(invalid_penalty=0.05))(group)]
 
 
 def make_policy(folder, seed):
-    """Teach a Llama of 0.1M parameters from scratch, and save it; some 30 s of one core."""
+    """Train a Llama of 0.1M parameters from scratch, and save it. It takes about 30 s on one core."""
     draw, games = random.Random(seed), ALFWorldLike()
     episodes = [_dawdling(games, task, draw) for task in ShortGames().tasks("taught")]
     texts = {message["content"] for each in episodes for message in each}
@@ -104,7 +104,7 @@ def make_policy(folder, seed):
 
 
 def _dawdling(games, task, draw):
-    """Messages of an episode in which the expert now and then looks around or into its pockets."""
+    """Return the messages of an episode in which the expert sometimes looks around or checks its inventory."""
     seen = games.reset(task)
     messages = [{"role": "user", "content": seen.text}]
 
@@ -125,7 +125,7 @@ def _dawdling(games, task, draw):
 
 @torch.no_grad()
 def _begin_embedding(model, vocabulary):
-    """Let `mug 2` begin as a sum of what all mugs share, what all twos share, and some of its own."""
+    """Initialize the embedding of `mug 2` as the sum of a part for all mugs, a part for all twos, and its own part."""
     embedding, shared = model.get_input_embeddings().weight, {}
     for word, index in vocabulary.items():
         kind, _, number = word.partition(" ")
@@ -139,7 +139,7 @@ def _begin_embedding(model, vocabulary):
 
 
 def _weights(ids, begin, end):
-    """Weight of each token in the teaching: more from `begin` to `end`."""
+    """Return the training weight of each token, which is larger from `begin` to `end`."""
     found, acting = [], False
     for token in ids:
         found.append(_ACTION_WEIGHT if acting else 1.0)
@@ -148,7 +148,7 @@ def _weights(ids, begin, end):
 
 
 def _teach(model, rows, draw):
-    """Weighted maximum likelihood of all tokens, episodes of like length together."""
+    """Train by weighted maximum likelihood of all tokens, in batches of episodes of similar length."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     batches = []
     for step in range(_STEPS):
@@ -165,10 +165,10 @@ def _teach(model, rows, draw):
 
 
 def _loss(model, batch):
-    """Weighted mean of the negative log-likelihood of the tokens after the first, in nats; a scalar."""
+    """Return the weighted mean negative log-likelihood of the tokens after the first, in nats (a scalar)."""
     longest = max(len(ids) for ids, _ in batch)
     ids = torch.tensor([[*each, *[0] * (longest - len(each))] for each, _ in batch])
     weights = torch.tensor([[*each, *[0.0] * (longest - len(each))] for _, each in batch])[:, 1:]
-    logits = model(input_ids=ids, use_cache=False).logits  # causal, so padding is not seen
+    logits = model(input_ids=ids, use_cache=False).logits  # causal attention never sees the padding
     losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
     return (weights * losses).sum() / weights.sum()

@@ -1,4 +1,4 @@
-"""The least a recipe must say, and the line with which a wrong one is refused."""
+"""The smallest valid recipe, and the error for an invalid one."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from perturn.errors import ConfigError
 
 
 def small(**changes):
-    """The least a recipe must say."""
+    """Return the smallest valid recipe, with some changes."""
     return {
         "name": "small",
         "model": {"name": "smollm2-135m"},
@@ -18,7 +18,7 @@ def small(**changes):
 
 
 def refusal(call, *arguments):
-    """The one line a wrong recipe is refused with."""
+    """Return the one-line error for an invalid recipe."""
     with pytest.raises(ConfigError) as caught:
         call(*arguments)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""RLOO with its sign flipped: a control that has to make a policy worse."""
+"""RLOO with its sign flipped, as a control that must make a policy worse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Flipped:
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards that are summed to the return."""
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        """Return the advantage of every turn, one tensor for each trajectory, in units of reward [turns]."""
         return [-weight for weight in RLOO(returns=self.returns)(group)]

@@ -1,9 +1,10 @@
-"""Online learning from the small ALFWorld policy: one run for each method and seed.
+"""Train the small ALFWorld policy online, with one run for each method and seed.
 
     PERTURN_DATA=... python benchmarks/online/run.py runs/online --methods rloo anchor-rloo --seeds 0 1 2
 
-makes the base OUT/base and the SFT policies OUT/sft-N, and from each of these the run OUT/METHOD-N; ten to fifteen
-minutes of one core each. A run that was killed goes on where it was. `table.py` compares.
+The command trains the base model OUT/base and the SFT policies OUT/sft-N. From each SFT policy it trains the runs
+OUT/METHOD-N, which take ten to fifteen minutes on one core. A second call resumes killed runs. `table.py` compares the
+runs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tlm-dre": ("pairs.yaml", ()),
     "rloo-flipped": ("groups.yaml", ("credit.name=flipped:Flipped",)),
 }
-"""Method -> its recipe beside this file, and the words laid over it."""
+"""Recipe of each method in this folder, and the settings that it changes."""
 SEEDS = [0, 1, 2]
 
 
 def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
-    """Do what a run lacks."""
+    """Run the missing stages of a run."""
     recipe, own = METHODS[method]
     start = out / f"sft-{seed}" / "checkpoints" / "sft"
     fixed = [f"name={method}-{seed}", f"output={out}", f"seed={seed}", f"model.name={start}"]
@@ -41,7 +42,7 @@ def learn(out: Path, method: str, seed: int, words: list[str]) -> None:
 
 
 def begin(out: Path, seed: int) -> None:
-    """Make the base, which all seeds share, and teach it the actions of 1500 expert episodes."""
+    """Train the base model, which all seeds share, and then train it on the actions of 1500 expert episodes."""
     with open_run(HERE / "base.yaml", [f"output={out}"]) as run:
         run_stages(run)
     base = out / "base" / "checkpoints" / "base"
@@ -51,13 +52,13 @@ def begin(out: Path, seed: int) -> None:
 
 
 def find_games() -> None:
-    """Tell where ALFWorld's games are, if PERTURN_DATA says it."""
+    """Set the folder of ALFWorld's games, if PERTURN_DATA is set."""
     if "PERTURN_DATA" in os.environ:
         os.environ.setdefault("ALFWORLD_DATA", f"{os.environ['PERTURN_DATA']}/alfworld")
 
 
 def main() -> None:
-    """Run the methods, seed by seed, so that the first seed of all is there first."""
+    """Run the methods seed by seed, so that the first seed of all methods is finished first."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("out", type=Path)
     words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -65,7 +66,7 @@ def main() -> None:
     words.add_argument("--set", nargs="*", default=[], help="key=value settings laid over the recipe")
     args = words.parse_args()
     torch.set_num_threads(1)
-    sys.path.insert(0, str(HERE))  # where flipped:Flipped is
+    sys.path.insert(0, str(HERE))  # for flipped:Flipped
     find_games()
     for seed in args.seeds:
         begin(args.out.resolve(), seed)

@@ -1,10 +1,10 @@
-"""Score the policies that learned online, and those they started from, on one more panel of games.
+"""Score policies before and after online training on further tasks.
 
     PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_train
     PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_seen --sampled
 
-writes the run OUT/scores/PANEL/POLICY for each, where PANEL is `valid_train`, or `valid_seen-sampled` of actions that
-are drawn at temperature 1, as in training; `table.py --panels` reads it. Some ten seconds each.
+The command writes a run OUT/scores/PANEL/POLICY for each policy, in about ten seconds. PANEL is `valid_train`, or
+`valid_seen-sampled` for actions sampled at temperature 1 as in training. `table.py --panels` reads the scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from run import HERE, METHODS, SEEDS, find_games
 
 
 def score(out: Path, panel: str, name: str, policy: Path, seed: int) -> None:
-    """Play a panel with one policy, if that was not done."""
+    """Score one policy on a task list, unless it is done."""
     split, _, sampled = panel.partition("-")
     words = [
         f"output={out / 'scores' / panel}",
@@ -34,7 +34,7 @@ def score(out: Path, panel: str, name: str, policy: Path, seed: int) -> None:
 
 
 def main() -> None:
-    """Score what is there."""
+    """Score all policies that exist."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("out", type=Path)
     words.add_argument("--split", default="valid_train")

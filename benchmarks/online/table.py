@@ -1,12 +1,12 @@
-r"""What online learning adds to the small ALFWorld policy: a table, its numbers, and learning curves.
+r"""Compare policies before and after online training: a table, its numbers, and learning curves.
 
     python benchmarks/online/table.py runs/online --out benchmarks/online/results.json \
         --figure docs/figures/online_alfworld.svg
 
-For each method, success on valid_seen, or on the panels that `--panels` names, of the policy it started from and of the
-last one; the difference paired by game, for each seed and for all: there the seeds of a game are one cluster, and games
-vary. The second interval takes the seeds' differences as the sample (Student's t), so it says what another SFT seed
-would bring.
+For each method, the table has the success of the first and the last policy on valid_seen, or on the task lists of
+`--panels`. It also has the difference paired by game, for each seed and over all seeds. The first interval over all
+seeds is clustered by game, so it generalizes to other games. The second interval is Student's t over the seeds'
+differences, so it generalizes to other SFT seeds.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from perturn.types import succeeded
 from run import METHODS, SEEDS
 
 Scores = dict[str, float]
-"""Success of each game, by its id."""
+"""Success in each game, by the game's id."""
 OWN = "valid_seen"
-"""The panel that a run scores itself, greedily."""
+"""Task list that a run itself scores, with greedy decoding."""
 HEAD = "| method | seeds | n | SFT | after | difference | over games, 95 % | over seeds, 95 % | p | by seed |"
 
 
 def scores(file: Path) -> Scores:
-    """Success of each game of an evaluation."""
+    """Return the success in each game of an evaluation."""
     return {one.task.id: float(succeeded(one)) for one in read_trajectories(file)}
 
 
 def evaluations(out: Path, method: str, seed: int, last: int) -> list[tuple[int, Scores]]:
-    """(iteration, scores) of what a run has scored up to an iteration: 0 is the policy it started from."""
+    """Return (iteration, scores) for the evaluations of a run up to an iteration. Iteration 0 is the first policy."""
     folder = RunPaths(out / f"{method}-{seed}").folder / "evaluation"
     found = {0 if file.stem == "base" else int(file.stem[-3:]): file for file in folder.glob("*.jsonl")}
     return [(number, scores(found[number])) for number in sorted(found) if number <= last]
@@ -47,7 +47,7 @@ def evaluations(out: Path, method: str, seed: int, last: int) -> list[tuple[int,
 def ends(
     out: Path, panels: Sequence[str], method: str, seed: int, curve: Sequence[tuple[int, Scores]]
 ) -> tuple[Scores, Scores]:
-    """What the last policy of a run and the first one have scored: in the run itself (`OWN`), or by `score.py`."""
+    """Return the scores of the last and the first policy of a run, from the run (`OWN`) or from `score.py`."""
 
     def everywhere(scored: Scores, name: str) -> Scores:
         found = {} if OWN not in panels else dict(scored)
@@ -62,10 +62,10 @@ def ends(
 
 
 def compare(pairs: Mapping[int, tuple[Scores, Scores]]) -> dict[str, Any]:
-    """One method: its last policy against the one it started from, over seeds.
+    """Compare a method's last policy with its first policy over seeds.
 
     Args:
-        pairs: Of each seed, from `ends`.
+        pairs: Results of `ends` for each seed.
     """
     tasks = sorted(next(iter(pairs.values()))[0])
     if any(set(side) != set(tasks) for pair in pairs.values() for side in pair):
@@ -91,7 +91,7 @@ def compare(pairs: Mapping[int, tuple[Scores, Scores]]) -> dict[str, Any]:
 
 
 def row(method: str, found: Mapping[str, Any]) -> str:
-    """One line of the table, in percentage points."""
+    """Return one line of the table, in percentage points."""
     pooled, seeds = found["pooled"], found["over_seeds"]
     each = ", ".join(f"{100 * one['mean_difference']:+.1f}" for one in found["by_seed"].values())
     cells = [
@@ -110,22 +110,22 @@ def row(method: str, found: Mapping[str, Any]) -> str:
 
 
 def span(found: Mapping[str, Any]) -> str:
-    """An interval in percentage points."""
+    """Return an interval as text, in percentage points."""
     return f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
 
 
 def explored(out: Path, method: str, seed: int, last: int) -> list[float]:
-    """Share of solved episodes of each iteration's exploration, which is sampled at temperature 1 on train games."""
+    """Return the success rate of each iteration's exploration, which samples at temperature 1 on train games."""
     files = sorted((out / f"{method}-{seed}" / "trajectories").glob("explore-*.jsonl"))[:last]
     return [mean(succeeded(one) for one in read_trajectories(file)) for file in files]
 
 
 def draw(rows: Mapping[str, Any], file: Path) -> None:
-    """Left, the exploration's success (mean of five iterations); right, the evaluation's. A line is a mean of seeds."""
+    """Draw the success in exploration (mean of five iterations) and in evaluation. A line is a mean over seeds."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # the same figure is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
@@ -146,12 +146,12 @@ def draw(rows: Mapping[str, Any], file: Path) -> None:
 
 
 def smoothed(values: Sequence[float], width: int = 5) -> list[float]:
-    """Mean of each value and those before it, up to so many."""
+    """Return moving averages of the last `width` values."""
     return [mean(values[max(0, at - width + 1) : at + 1]) for at in range(len(values))]
 
 
 def main() -> None:
-    """Compare all runs that are so far."""
+    """Compare all runs that have reached the last iteration."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("runs", type=Path)
     words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)

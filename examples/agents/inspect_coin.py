@@ -1,4 +1,4 @@
-r"""Tasks of inspect-ai: find a coin by going to places, with Inspect's tool calls or in words.
+r"""Tasks of inspect-ai: find a coin by going to places, with Inspect's tool calls or by naming places in text.
 
 perturn run recipes/agent-inspect.yaml
 inspect eval examples/agents/inspect_coin.py@test --model openai-api/policy/policy \
@@ -21,7 +21,7 @@ FOUND, NOTHING = "You find the coin.", "There is no coin here."
 
 
 def coins(first, count):
-    """Return samples: each names the places in another order, and hides the coin in the last."""
+    """Return samples. Each names the places in another order, and hides the coin in the last place."""
     return MemoryDataset(
         [
             Sample(
@@ -36,7 +36,7 @@ def coins(first, count):
 
 @tool
 def go_to():
-    """Make the tool."""
+    """Return the tool."""
 
     async def execute(place: str):
         """Go to a place and look for the coin.
@@ -50,7 +50,7 @@ def go_to():
 
 
 def place_in(text):
-    """Return the place that a text names; empty if none."""
+    """Return the place that a text names; empty if it names none."""
     named = re.search(r"(cabinet|drawer|shelf) \d", text)
     return named[0] if named else ""
 
@@ -75,7 +75,7 @@ def seek():
 
 
 def texts(messages):
-    """Return what each answer of the model says or calls."""
+    """Return the text and the tool calls of each answer of the model."""
     said = [each for each in messages if each.role == "assistant"]
     return [" ".join([each.text, *(str(call.arguments) for call in each.tool_calls or ())]) for each in said]
 
@@ -93,11 +93,11 @@ def coin():
 
 @task
 def train():
-    """The tasks to learn from."""
+    """Return the tasks for training."""
     return Task(coins(0, 8), solver=seek(), scorer=coin())
 
 
 @task
 def test():
-    """The tasks to be scored on."""
+    """Return the tasks for scoring."""
     return Task(coins(8, 16), solver=seek(), scorer=coin())

@@ -1,4 +1,4 @@
-r"""An agent of LangGraph (`pip install langgraph langchain-openai`) that calls tools and looks for a coin.
+r"""LangGraph agent (`pip install langgraph langchain-openai`) that calls tools to find a coin.
 
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[venvs/langgraph/bin/python, examples/agents/langgraph_tools.py]"

@@ -1,4 +1,4 @@
-r"""An agent of the OpenAI Agents SDK (`pip install openai-agents`) that looks for a coin.
+r"""Agent of the OpenAI Agents SDK (`pip install openai-agents`) that calls tools to find a coin.
 
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[python, examples/agents/openai_agents.py]"

@@ -1,4 +1,4 @@
-r"""An agent that is OpenAI's client in a loop (`pip install openai`) and looks for a coin.
+r"""Agent that finds a coin with OpenAI's client in a loop (`pip install openai`).
 
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[python, examples/agents/openai_client.py]"

@@ -1,4 +1,4 @@
-"""An OpenEnv server with a tool (MCP): find a coin by going to places; the seed says where it is.
+"""OpenEnv server with a tool (MCP): find a coin by going to places. The seed decides where the coin is.
 
 uvicorn openenv_coin_server:app --port 8000     (in this folder, in an environment with `pip install openenv==0.10.0`)
 """
@@ -19,18 +19,18 @@ FOUND = "You find the coin."
 
 
 class Posed(Observation):
-    """What the policy reads first."""
+    """First observation of the policy."""
 
     prompt: str
 
 
 class Coin(MCPEnvironment):
-    """One place hides the coin. Finding it pays 1; a call that names a place pays 0.1."""
+    """Environment in which one place hides the coin. Finding it pays 1, and a call that names a place pays 0.1."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
-        """Make the tool."""
+        """Register the tool."""
         server = FastMCP("coin")
 
         @server.tool
@@ -52,12 +52,12 @@ class Coin(MCPEnvironment):
         )
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        """Call the tool, and pay for what it found."""
+        """Call the tool, and set the reward of the call."""
         seen = await super().step_async(action, timeout_s, **kwargs)
         return self.paid(seen) if isinstance(action, CallToolAction) else seen
 
     def paid(self, seen: CallToolObservation) -> CallToolObservation:
-        """Set reward and end of a call."""
+        """Set the reward and the end of a call."""
         last = self.looked[-1] if self.looked else ""
         found = last == self.hidden
         seen.reward = float(found) + 0.1 * sum(map(bool, self.looked))
@@ -69,7 +69,7 @@ class Coin(MCPEnvironment):
 
     @property
     def state(self) -> State:
-        """How many calls were made."""
+        """Number of calls so far."""
         return State(step_count=len(self.looked))
 
 

@@ -1,4 +1,4 @@
-r"""An agent of smolagents that calls tools and looks for a coin.
+r"""Smolagents agent that calls tools to find a coin.
 
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[python, examples/agents/smolagents_tools.py]"

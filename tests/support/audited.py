@@ -1,4 +1,4 @@
-"""Rows for the audit, and what it shows of them."""
+"""Rows for the audit, and the output of the audit."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from perturn.audit import inspect
 
 
 def say(*texts):
-    """Messages that alternate between user and assistant, from the user on."""
+    """Return messages that alternate between user and assistant, beginning with the user."""
     return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
 
 
@@ -19,7 +19,7 @@ def write(path, *rows):
 
 
 def shown(file, model, loss, **settings):
-    """What is printed in colour, as text without it."""
+    """Return the coloured output of `inspect` as plain text."""
     console = Console(file=io.StringIO(), width=400, color_system=None)
     inspect(file, str(model), loss, console, **settings)
     return console.file.getvalue()

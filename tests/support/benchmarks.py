@@ -1,4 +1,4 @@
-"""Benchmarks as modules."""
+"""Import benchmarks as modules."""
 
 import importlib.util
 import sys
@@ -13,5 +13,5 @@ def benchmark(name):
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         path = list(sys.path)
         spec.loader.exec_module(module)
-        sys.path[:] = path  # benchmarks find each other by it, and tests have modules of the same names
+        sys.path[:] = path  # only for imports between benchmarks, since tests have modules of the same names
     return sys.modules[name]

@@ -1,4 +1,4 @@
-"""Episodes and their branches, and a world that does not repeat itself."""
+"""Episodes and their branches, and an environment whose answers vary."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def of(folder, name):
 
 
 def jobs_of(explorer, episodes, seed=0, iteration=1):
-    """The branches that an explorer asks for."""
+    """Return the branches that an explorer requests."""
     begun = sorted(explorer.begun(episodes, ()), key=lambda one: one.key)
     inputs = ExploreInputs(seed, iteration, begun=begun)
     return explorer.jobs(replace(inputs, chosen=explorer.choose(inputs)), 1)

@@ -1,9 +1,10 @@
-"""Plugin of pytest: a test of the fast tier may use three seconds of CPU time.
+"""Pytest plugin that limits a test of the fast tier to three seconds of CPU time.
 
-The budget counts the CPU time of this process and of the processes it started, so that a busy machine fails no test.
-It leaves out what several tests share: first imports, recordings (`support.recorded`), and fixtures of a module or of
-the session. CPU time grows on a busy machine too, where threads spin and caches are cold, so a test over its budget is
-run again and fails if it is over it both times. Tests marked `slow` and those of tests/lints have no budget.
+The budget counts the CPU time of this process and its child processes, so that it hardly depends on other work on the
+machine. It leaves out work that several tests share: first imports, recordings (`support.recorded`), and fixtures of a
+module or of the session. On a busy machine, spinning threads and cold caches still increase CPU time. So a test over
+its budget is run again, and fails if it exceeds the budget both times. Tests marked `slow` and tests in tests/lints
+have no budget.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from _pytest.runner import runtestprotocol
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _REFERENCE = 0.02
-"""CPU seconds of the work of `slowness` on the machine that budgets are set on."""
+"""CPU seconds of the work of `slowness` on the reference machine for budgets."""
 _TIMES = slice(
     11, 15
 )  # of the fields after a process's name in /proc/PID/stat: its own times, and its ended children's
@@ -40,16 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time that this process and its descendants have used, including those that ended.
+    """Return the CPU time of this process and its descendants, including processes that have ended.
 
-    Where there is no /proc as Linux has it, a descendant counts when it has ended.
+    Without Linux's /proc, a descendant is counted once it has ended.
     """
     own = os.times()
     return own.user + own.system + own.children_user + own.children_system + sum(map(_used, _descendants()))
 
 
 def _used(process: int) -> float:
-    """CPU seconds of a process, and of its children that ended."""
+    """Return the CPU seconds of a process, and of its children that have ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has ended
@@ -58,7 +59,7 @@ def _used(process: int) -> float:
 
 
 def _descendants() -> Iterator[int]:
-    """Numbers of the processes below this one."""
+    """Yield the ids of the descendants of this process."""
     left = [os.getpid()]
     while left:
         process = left.pop()
@@ -73,19 +74,19 @@ def _descendants() -> Iterator[int]:
 
 
 class _Charge:
-    """CPU time that tests are charged for: all of it but what they share."""
+    """CPU time that is charged to tests, without shared work."""
 
     def __init__(self) -> None:
         self._shared = 0.0
         self._depth = 0
 
     def seconds(self) -> float:
-        """Return the CPU seconds that count so far."""
+        """Return the CPU seconds charged so far."""
         return cpu_seconds() - self._shared
 
     @contextlib.contextmanager
     def uncharged(self) -> Iterator[None]:
-        """Charge no test for what is done inside; a block inside another is counted once."""
+        """Charge the work inside the block to no test. Nested blocks are counted once."""
         begun, self._depth = (0.0 if self._depth else self.seconds()), self._depth + 1
         try:
             yield
@@ -100,7 +101,7 @@ uncharged = _charge.uncharged
 
 
 def slowness() -> float:
-    """Return how many times longer some work takes here than on the machine that budgets are set on; at least 1."""
+    """Return how much slower this machine is than the reference machine; at least 1."""
 
     def once() -> float:
         begun = time.process_time()
@@ -111,7 +112,7 @@ def slowness() -> float:
 
 
 class _Meter:
-    """Measures each test, and fails the tests that use more than their budget."""
+    """Meter that fails tests over their budget."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit * slowness()
@@ -121,25 +122,25 @@ class _Meter:
         bootstrap._find_and_load = self._import  # type: ignore[attr-defined]
 
     def _import(self, name: str, *more: Any) -> Any:
-        """Import a module, which is charged to no test if it is for the first time."""
-        if name in sys.modules:  # `import_module` asks each time; to measure takes longer
+        """Import a module. A first import is charged to no test."""
+        if name in sys.modules:  # `import_module` calls this each time, and measuring would be slower
             return self._find_and_load(name, *more)
         with uncharged():
             return self._find_and_load(name, *more)
 
     def pytest_unconfigure(self) -> None:
-        """Import without measuring again."""
+        """Restore the import function."""
         bootstrap._find_and_load = self._find_and_load  # type: ignore[attr-defined]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
-        """Charge no test for a fixture that other tests use too."""
+        """Charge a fixture to no test if other tests share it."""
         with contextlib.nullcontext() if fixturedef.scope == "function" else uncharged():
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        """Run a test, and once more if it was over its budget."""
+        """Run a test, and run it again if it exceeded its budget."""
         self._over = self._again = False
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
@@ -159,31 +160,31 @@ class _Meter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """Run a test that may not exceed its budget."""
+        """Run a test, and check its budget."""
         result = yield
         self._check(item)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Any:
-        """Clean up after a test, which may not exceed its budget."""
-        over = self._used() > self._limit  # it has failed for that already
+        """Clean up after a test, and check its budget."""
+        over = self._used() > self._limit  # the test has failed for that already
         result = yield
         if not over:
             self._check(item)
         return result
 
     def _used(self) -> float:
-        """CPU seconds of the test under way, or more where they are surely within the limit.
+        """Return the CPU seconds of the current test, or an upper bound that is within the limit.
 
-        A test has at most all CPUs for as long as it lasts. Most are too short to need a look at their processes; and a
-        process that ended brings the seconds of its children before the test too.
+        A test can use at most all CPUs for its whole duration. This upper bound is enough for most tests, which are
+        short. It also limits the seconds of an ended process, whose children may have worked before the test.
         """
         most = (time.monotonic() - self._clock) * (os.cpu_count() or 1)
         return most if most <= self._limit else min(_charge.seconds() - self._begun, most)
 
     def _check(self, item: pytest.Item) -> None:
-        """Note that a test is over its budget; the second time, fail it."""
+        """Record that a test exceeded its budget. The second time, fail the test."""
         free = item.get_closest_marker("slow") is not None or item.path.parent.name == "lints"
         if free or (used := self._used()) <= self._limit:
             return

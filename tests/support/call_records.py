@@ -1,4 +1,4 @@
-"""Records of model calls, as a log has them."""
+"""Records of model calls, in the format of a log."""
 
 from pathlib import Path
 
@@ -15,14 +15,14 @@ def said(text):
 
 
 def call(answer, *messages, **others):
-    """A record of one call."""
+    """Return a record of one call."""
     identity = others.pop("id", None)
     response = {"choices": [{"message": said(answer)}]} | ({"id": identity} if identity else {})
     return {"request": {"messages": list(messages)}, "response": response} | others
 
 
 def chat(session, *answers, task="find it", **last):
-    """Records of a conversation that only grows; the last has more fields."""
+    """Return records of a conversation that only grows. The last record has additional fields."""
     messages, records = [SYSTEM, user(task)], []
     for number, answer in enumerate(answers):
         more = last if number == len(answers) - 1 else {}

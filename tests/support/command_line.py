@@ -1,8 +1,8 @@
-"""What a refusal of the command line looks like."""
+"""Check how the command line reports an error."""
 
 
 def assert_refused(result, says):
-    """Code 2, nothing on standard output, and one line that starts with error."""
+    """Check for exit code 2, empty standard output, and one line of error with a text."""
     code, output, notices = result
     assert (code, output) == (2, "")
     assert len(notices.splitlines()) == 1, notices

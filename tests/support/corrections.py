@@ -1,4 +1,4 @@
-"""Episodes of a game of ALFWorld that went wrong, and runs that correct them."""
+"""Failed episodes of an ALFWorld game, and runs that correct them."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ RECIPE = {
 
 
 TASK = ALFWorldLike().tasks("train")[1]
-"""The pillow is on armchair 2 and is to go to sofa 1; the expert looks at the sofa first."""
+"""Task in which the pillow on armchair 2 must go to sofa 1. The expert looks at the sofa first."""
 
 
 RIGHT = [
@@ -37,7 +37,7 @@ RIGHT = [
 
 
 STRAYED = [*RIGHT[:3], "go to tvstand 1", "I wonder.", "move pillow 1 to tvstand 1"]
-"""The first wrong turn is the fourth."""
+"""Commands whose first wrong turn is the fourth."""
 
 
 def make_recipe(**sections):
@@ -48,7 +48,7 @@ PROTOCOL = make_protocol(make_recipe().protocol)
 
 
 def record(commands, task=TASK, sample=0):
-    """A policy's episode: its actions have token ids, and it runs to a limit of turns."""
+    """Return a policy's episode whose actions have token ids, and which ends at a turn limit."""
     texts = [command if command.startswith("I ") else f"Action: {command}" for command in commands]
     script = [Action(text, token_ids=(index,)) for index, text in enumerate(texts)]
     rules = replace(PROTOCOL, max_turns=len(script))
@@ -61,7 +61,7 @@ def commands(trajectory):
 
 
 def explore(run, stage, episodes):
-    """The stage has explored these episodes."""
+    """Write episodes as the result of a stage."""
     file = run.paths.trajectories(stage)
     with run.stage(stage, file), TrajectoryStore(file) as store:
         for one in episodes:

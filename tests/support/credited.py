@@ -1,4 +1,4 @@
-"""A run that has explored once and credited nothing."""
+"""A run that has explored once and has no credit yet."""
 
 from perturn.config.recipe import read_recipe
 from perturn.data.run_folder import Run
@@ -7,7 +7,7 @@ from perturn.types import Action, Status, Task, Trajectory, Turn, failed
 
 
 def episode(task, sample, rewards, keys="abcdef", **changes):
-    """An episode of a reward a turn, in states a, b, ..."""
+    """Return an episode with one reward for each turn, in states a, b, and so on."""
     observation = ({"role": "user", "content": "Guess."},)
     turns = tuple(
         Turn(observation, Action(f"go {key}"), reward, state_key=key)
@@ -30,11 +30,11 @@ EPISODES = [
 
 
 KEPT = [one for one in EPISODES if not failed(one)]
-"""Those that count in the statistics of their groups."""
+"""Episodes that count in the statistics of their groups."""
 
 
 def explored_by(recipe, episodes):
-    """Folder of such a run, with these episodes."""
+    """Return the folder of a run that has explored these episodes."""
     settings = read_recipe(recipe, ["iterations=2"])
     with Run(settings) as run:
         with run.stage("expert", run.paths.trajectories("expert")):

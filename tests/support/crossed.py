@@ -1,4 +1,4 @@
-"""Cases of a test with several parameters: a few for the fast tier, all of them for the slow one."""
+"""Cases of a test with several parameters: a few for the fast tier, and all of them for the slow tier."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from _pytest.mark import ParameterSet
 
 
 def crossed(*axes: Sequence[object]) -> list[ParameterSet]:
-    """Return every combination of values; those that the fast tier can do without are marked slow.
+    """Return every combination of values. Combinations that the fast tier can omit are marked slow.
 
-    The fast tier has a diagonal: as many cases as the longest axis has values, in which each value occurs.
+    The fast tier gets a diagonal, in which each value occurs. It has as many cases as the longest axis has values.
     """
     lengths = [len(axis) for axis in axes]
     diagonal = {tuple(i % length for length in lengths) for i in range(max(lengths))}

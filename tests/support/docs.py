@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(file, language, section=""):
-    """The code blocks of a page in one language, or those behind one of its headings."""
+    """Return the code blocks of a page in one language, or only the blocks after a heading."""
     text = (ROOT / file).read_text().split(section, 1)[1] if section else (ROOT / file).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Calls of an endpoint, and what it recorded."""
+"""Calls of an endpoint, and the episodes that it recorded."""
 
 import httpx2 as httpx
 
@@ -9,7 +9,7 @@ ASKED = [{"role": "user", "content": "Where?"}]
 
 
 def recorded(folder):
-    """Episodes in a folder that an endpoint records in."""
+    """Return the recorded episodes in an endpoint's folder."""
     return read_trajectories(RunPaths(folder).trajectories("explore"))
 
 
@@ -20,7 +20,7 @@ def post(endpoint, path, body, method="POST", **headers):
 
 
 def ask(endpoint, path="/v1/chat/completions", messages=ASKED, **more):
-    """Send a chat completion; returns its response."""
+    """Request a chat completion, and return the response."""
     return post(endpoint, path, {"model": "p", "messages": messages, **more})
 
 

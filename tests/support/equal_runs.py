@@ -1,4 +1,4 @@
-"""What two runs must have in common: episodes, losses, scores and policies."""
+"""Check that two runs have equal episodes, losses, scores and policies."""
 
 import json
 
@@ -19,7 +19,7 @@ STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
 
 
 def episodes(file):
-    """What each episode was, by key; logprobs are left out, since rounding depends on what else is in the batch."""
+    """Return the content of each episode by key, without log-probabilities, whose rounding depends on the batch."""
     found = {}
     for one in read_trajectories(file):
         assert one.key not in found
@@ -29,7 +29,7 @@ def episodes(file):
 
 
 def losses(file):
-    """Step -> loss of the optimizer steps in a metrics file, each step once."""
+    """Return the loss of each optimizer step in a metrics file. Each step must occur once."""
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [entry["step"] for entry in entries]
     assert steps == sorted(set(steps))
@@ -37,7 +37,7 @@ def losses(file):
 
 
 def assert_equal_runs(one, other):
-    """Same episodes, same training, same weights."""
+    """Check that two runs have equal episodes, training and weights."""
     for file, count in EPISODES.items():
         assert len(episodes(one / file)) == count
         assert episodes(one / file) == episodes(other / file)
@@ -49,6 +49,6 @@ def assert_equal_runs(one, other):
 
 
 def without_time(summary):
-    """A summary but for its time, and for the numbers of training, which rounding moves where batches differ."""
+    """Return a summary without times, and without numbers of training, whose rounding depends on the batches."""
     left_out = ("seconds", "iterations")
     return {key: value for key, value in json.loads(summary.read_text()).items() if key not in left_out}

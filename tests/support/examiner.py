@@ -1,11 +1,11 @@
-"""An engine that answers by a function, for judges and simulated users."""
+"""Engine that answers by a function, for judges and simulated users."""
 
 from perturn.errors import EngineFailure
 from perturn.types import Action
 
 
 class Examiner:
-    """Answers by a function of the text and the seed, and notes what it was asked."""
+    """Engine that answers by a function of the text and the seed, and records its prompts."""
 
     name = "examiner"
 
@@ -24,8 +24,8 @@ class Examiner:
         return found
 
     def forget(self, conversation):
-        """Note that it is over."""
+        """Record that a conversation is over."""
         self.open.discard(conversation)
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""

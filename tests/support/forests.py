@@ -19,11 +19,11 @@ FORESTS = {
     "single tokens": [[0, 1, 4], [1, 2, 3], [2, 3, 3], [3, 4, 4]],
     "longer than a block of the kernel": [[0, 530, 600], [530, 565, 565], [565, 600, 600], [600, 640, 640]],
 }
-"""Start, end, and end of what descends from it."""
+"""Segments of each case: start, end, and end of all descendants."""
 
 
 class Layer(torch.nn.Module):
-    """What transformers' attention reads of a layer."""
+    """Attributes of a layer that the attention functions of transformers read."""
 
     is_causal = True
 
@@ -33,7 +33,7 @@ class Layer(torch.nn.Module):
 
 
 def sight(segments):
-    """Who sees whom [tokens, tokens], token by token: itself, what precedes it in its segment, its ancestors."""
+    """Return the attention mask [tokens, tokens]. A token sees itself, earlier tokens of its segment, and ancestors."""
     owner = [index for index, (start, end, _) in enumerate(segments) for _ in range(start, end)]
     mask = torch.zeros(len(owner), len(owner), dtype=torch.bool)
     for query, mine in enumerate(owner):
@@ -44,7 +44,7 @@ def sight(segments):
 
 
 def dense(query, key, value, segments, scaling=None):
-    """The definition: all scores, a mask, a softmax [1, tokens, heads, features]."""
+    """Return attention by its definition: all scores, a mask, a softmax [1, tokens, heads, features]."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -53,7 +53,7 @@ def dense(query, key, value, segments, scaling=None):
 
 
 def tensors(tokens, groups=1, features=8, dtype=torch.float64):
-    """Query, key and value of two key heads, laid out as a model's projections are."""
+    """Return query, key and value of two key heads, laid out like a model's projections."""
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(1, tokens, heads, features, generator=generator, dtype=torch.float64)

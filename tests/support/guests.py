@@ -1,4 +1,4 @@
-"""Packages of others, as they lie where they are installed."""
+"""Third-party packages, laid out as if they were installed."""
 
 import shutil
 import sys
@@ -21,7 +21,7 @@ GUEST = Path(__file__).parents[1] / "guest"
 
 
 def guest_entries() -> dict[str, dict[str, str]]:
-    """Return the entry points of `GUEST`, by their groups."""
+    """Return the entry points of `GUEST` by group."""
     found: dict[str, dict[str, str]] = tomllib.loads((GUEST / "pyproject.toml").read_text())["project"][
         "entry-points"
     ]
@@ -48,7 +48,7 @@ def describe(site: Path, name: str, version: str, entries: Mapping[str, Mapping[
 
 @contextmanager
 def visible(site: Path) -> Iterator[None]:
-    """Import packages of a folder; all tables read their entry points again, and once more afterwards."""
+    """Make the packages of a folder importable. All tables read their entry points at the beginning and at the end."""
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(site)
         read_again()
@@ -60,7 +60,7 @@ def visible(site: Path) -> Iterator[None]:
 
 @contextmanager
 def added(group: str, **kinds: type) -> Iterator[None]:
-    """Add classes to a table beside the entries that installed packages have."""
+    """Add classes to a table, in addition to the entries of installed packages."""
     real, module = perturn.table._entry_points, "guest_of_a_test"
     points = EntryPoints(EntryPoint(name, f"{module}:{name}", group) for name in kinds)
     with pytest.MonkeyPatch.context() as patched:
@@ -76,7 +76,7 @@ def added(group: str, **kinds: type) -> Iterator[None]:
 
 
 def read_again() -> None:
-    """Have all tables read their entry points again."""
+    """Make all tables read their entry points again."""
     for each in (*map(table, TABLES), ABILITIES):
         if isinstance(each, Table):
             vars(each).pop("_foreign", None)

@@ -1,4 +1,4 @@
-"""Random batches of token sequences as trainers have them: several turns, groups of unequal size, equal rewards."""
+"""Random token batches like other trainers': several turns, groups of unequal size, equal rewards."""
 
 import random
 from dataclasses import dataclass
@@ -9,35 +9,35 @@ from torch import Tensor
 
 @dataclass
 class Batch:
-    """Sequences of a host."""
+    """Token sequences of another trainer's batch."""
 
     mask: Tensor
     """1 at tokens of turns [sequences, tokens]."""
     rewards: Tensor
-    """At the ends of turns [sequences, tokens]."""
+    """Rewards at the ends of turns [sequences, tokens]."""
     values: Tensor
-    """[sequences, tokens]"""
+    """Value estimates [sequences, tokens]."""
     groups: list[str]
     turns: list[int]
-    """[sequences]"""
+    """Number of turns [sequences]."""
     states: list[list[str]]
-    """`[sequences][turns]`"""
+    """State keys `[sequences][turns]`."""
 
     @property
     def response(self) -> Tensor:
-        """1 at turns and at the observations between them [sequences, tokens]."""
+        """Mask with 1 at turns and at the observations between them [sequences, tokens]."""
         return (self.mask.flip(1).cumsum(1).flip(1) > 0).double()
 
     @property
     def outcome(self) -> Tensor:
-        """The whole score at the last token of the last turn [sequences, tokens]."""
+        """Whole score at the last token of the last turn [sequences, tokens]."""
         found = torch.zeros_like(self.rewards)
         found[torch.arange(len(found)), self.response.sum(1).long() - 1] = self.rewards.sum(1)
         return found
 
 
 def random_batch(seed: int, longest_turn: int = 4, sizes: tuple[int, ...] = (1, 2, 3, 5)) -> Batch:
-    """A batch of three groups; one of them may have equal rewards."""
+    """Return a batch of three groups, of which one may have equal rewards."""
     draw = random.Random(seed)
     groups = [f"g{number}" for number in range(3) for _ in range(draw.choice(sizes))]
     turns = [draw.randint(1, 4) for _ in groups]

@@ -1,4 +1,4 @@
-"""Other trainers for tests of the adapters, which run where a trainer is installed."""
+"""Import other trainers for tests of the adapters, if a trainer is installed."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,9 +7,9 @@ import pytest
 
 
 def host(module):
-    """Import a module of another trainer; skip the tests where it is not installed.
+    """Import a module of another trainer. Skip the tests if the trainer is not installed.
 
-    Where it is installed and something that it needs is not, the import fails: a job of that trainer must not pass
+    If the trainer is installed without its dependencies, the import fails. A CI job of that trainer must not pass
     without its tests.
     """
     package = module.partition(".")[0]

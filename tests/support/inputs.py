@@ -1,4 +1,4 @@
-"""Recipes that read inputs of the user's, and runs of them."""
+"""Recipes that read files of the user, and runs of these recipes."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ PAIR = {
 
 
 def recipe_of(**changes):
-    """An alignment on pairs of the user's."""
+    """Return a recipe of an alignment on the user's pairs."""
     data = {
         "name": "aligned",
         "model": {"name": "base"},
@@ -47,7 +47,7 @@ def recipe_of(**changes):
 
 
 def played(**settings):
-    """A score in the world of the user's."""
+    """Return a recipe of a score in the user's environment."""
     return recipe_of(
         rows=None,
         align=None,
@@ -59,7 +59,7 @@ def played(**settings):
 
 
 def made(recipe, *stages):
-    """Make the run of a recipe with some stages done, as far as the test goes."""
+    """Create the run of a recipe with some stages marked as done."""
     with Run(recipe) as run:
         note_inputs(run)
         for stage in stages:
@@ -69,12 +69,12 @@ def made(recipe, *stages):
 
 
 def edited(file):
-    """Another content of the same size, now."""
+    """Change the content of a file without changing its size."""
     data = bytearray(Path(file).read_bytes())
     data[-2] ^= 1
     Path(file).write_bytes(data)
 
 
 def noted(folder):
-    """What the manifest holds of the inputs: setting -> names of files."""
+    """Return the recorded inputs of the manifest: the setting of each input, with the names of its files."""
     return {key: sorted(one["files"]) for key, one in read_manifest(folder)["inputs"].items()}

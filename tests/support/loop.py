@@ -1,4 +1,4 @@
-"""A world, a policy and a recipe for whole runs, and `perturn run` as a process."""
+"""An environment, a policy and a recipe for whole runs, and `perturn run` as a process."""
 
 import contextlib
 import os
@@ -81,7 +81,7 @@ evaluate:
 
 
 def make_place(folder, policy):
-    """Put the world, a policy and the recipe into a folder, and return it."""
+    """Write the environment, the policy and the recipe to a folder, and return it."""
     (folder / "perturn_corridor.py").write_text(CORRIDOR)
     (folder / "tiny.yaml").write_text(RECIPE)
     shutil.copytree(policy, folder / "tiny")
@@ -89,22 +89,22 @@ def make_place(folder, policy):
 
 
 def start(place, name, *words, pause=0.0, recipe="tiny.yaml"):
-    """`perturn run` as a process of its own, in a session of its own."""
+    """Start `perturn run` in a separate process with its own session."""
     environment = os.environ | {"PERTURN_CACHE": str(place / "cache"), "CORRIDOR_PAUSE": str(pause)}
     return Started(["run", recipe, f"name={name}", *words], place, environment)
 
 
 def finish(process):
-    """Wait for the end of a run; its standard output and notices."""
+    """Wait for the end of a run, and return its standard output and notices."""
     output, notices = process.communicate(timeout=120)
     assert process.returncode == 0, notices
     return output, notices
 
 
 def kill(process):
-    """SIGKILL to the process alone; the worlds it started end with it."""
+    """Send SIGKILL to the process only. The environments that it started end with it."""
     family = []
-    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+    with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended already
         family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()

@@ -1,4 +1,4 @@
-"""An MCP server in plain Python, which behaves as its tools are called: python mcp_server.py [PREFIX]."""
+"""MCP server in plain Python whose tools choose its behaviour: python mcp_server.py [PREFIX]."""
 
 import json
 import os
@@ -11,12 +11,12 @@ count = 0
 
 
 def text(said, **more):
-    """A result of one text."""
+    """Return a result with one text."""
     return {"content": [{"type": "text", "text": said}], **more}
 
 
 def call(name, arguments):
-    """Result of a tool."""
+    """Return the result of a tool."""
     global count
     count += 1
     if name == "add":

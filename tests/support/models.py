@@ -8,11 +8,11 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4096
-"""Tokens that a tiny policy knows: the first ones of SmolLM2."""
+"""Vocabulary size of a tiny policy, which knows the first tokens of SmolLM2."""
 
 
 def make_tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
-    """A Llama of two layers with random weights and the first tokens of SmolLM2's vocabulary."""
+    """Return a Llama of two layers with random weights and the first tokens of SmolLM2's vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -1,4 +1,4 @@
-"""Scores of panels of tasks."""
+"""Scores by task."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Sampled sides, and nested lists of one trajectory each, for tests of the clipped policy gradient."""
+"""Sampled sides, and nested lists of single trajectories, for tests of the clipped policy gradient."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from perturn.losses import TurnLogprobs
 
 
 def sampled(make_side, seed=5, lengths=((2, 1, 3), (4,), (1, 2)), dtype=torch.float64):
-    """A batch as sampled: weights of either sign, and two policies near this one, away from every clip's corner."""
+    """Return a sampled batch with weights of both signs. The policies are close together and away from clip corners."""
     side = make_side(seed, [list(turns) for turns in lengths], dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     noise = 0.3 * torch.randn(len(side.policy), generator=generator, dtype=torch.float64)
@@ -19,12 +19,12 @@ def sampled(make_side, seed=5, lengths=((2, 1, 3), (4,), (1, 2)), dtype=torch.fl
 
 
 def with_policy(side, policy):
-    """The batch with another policy."""
+    """Return the batch with another policy."""
     return dataclasses.replace(side, policy=policy)
 
 
 def nested(policy, behavior, weight, proximal=None, **more):
-    """A batch of log-probabilities in float64."""
+    """Return a batch of log-probabilities in float64, in nats."""
 
     def deep(value):
         return [[torch.tensor(turn, dtype=torch.float64) for turn in turns] for turns in value]

@@ -1,7 +1,7 @@
-"""What the process that forks runs does last, so that not every run does it: it is imported behind all other modules.
+"""Shared work of the fork server that is done once, after all other modules are imported.
 
-A recipe is read, the report's templates and our chat templates are compiled, and the library of its figures is packed.
-What was imported is left out of every search for garbage.
+The server reads a recipe, compiles the report's templates and Perturn's chat templates, and compresses the library of
+the figures. It also excludes imported objects from garbage collection.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Workers of a study that only pretend."""
+"""Workers of a study that only pretend to work."""
 
 import json
 import time
@@ -15,7 +15,7 @@ def episode(success):
 
 @dataclass
 class Pretended:
-    """A worker that is done at once, or fails; its run gets a manifest that says so."""
+    """Worker that is done at once or fails. It writes a manifest for its run."""
 
     cell: Cell
     test: bool
@@ -24,7 +24,7 @@ class Pretended:
     has_ended = True
 
     def error(self):
-        """Why it failed."""
+        """Return the error of the worker; None if it succeeded."""
         if self.fails:
             return "it broke"
         self._write(self.cell.folder, self.cell.stages, self.cell.policy)
@@ -40,37 +40,37 @@ class Pretended:
         write_whole(folder / "evaluation" / f"{policy}.jsonl", json.dumps(row) + "\n")
 
     def stop(self):
-        """Nothing runs."""
+        """Do nothing."""
 
     def end(self):
-        """Nothing runs."""
+        """Do nothing."""
 
 
 @dataclass
 class PretendedCrew:
-    """Notes which cells are begun together."""
+    """Pool that records which cells are started together."""
 
     fails: tuple = ()
     begun: list = field(default_factory=list)
 
     def most(self, peak_gb):
-        """Three at a time."""
+        """Return a limit of three cells."""
         return 3
 
     def start(self, cell, sources, test, log):
-        """Begin a cell."""
+        """Start a cell."""
         self.begun[-1].append(cell)
         return Pretended(cell, test, any(word in cell.label for word in self.fails))
 
     def wait(self, workers, seconds):
-        """The cells that follow are begun after these."""
+        """Record that later cells are started after these."""
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def states(board):
-    """(method, point, seed, panel) -> state."""
+    """Return the state of each cell by method, point, seed and task list."""
     return {
         (cell.method, *cell.point.values(), cell.seed, panel): board.state(cell, panel)
         for cell, panel in board.cells()

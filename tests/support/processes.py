@@ -1,7 +1,7 @@
-"""`perturn`, or a script, as processes that start quickly. Their parent has already imported the libraries of a run.
+"""Run `perturn` or a script in processes that start quickly, because their parent has imported the libraries.
 
-Importing torch and transformers takes longer than a small run. A child is a whole `perturn` with its own session,
-working directory, environment and output. Children share nothing but what was imported.
+Importing torch and transformers takes longer than a small run. A child is a complete `perturn` with its own session,
+working directory, environment and output. Children share only the imported modules.
 """
 
 import functools
@@ -31,12 +31,12 @@ _IMPORTED = [
 
 
 class Started:
-    """A `perturn` that was started; the part of `subprocess.Popen` that tests use."""
+    """A started `perturn`, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(
         self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], program: str = "perturn"
     ) -> None:
-        """Start `program` with the arguments `words`; it is `perturn`, or a Python file."""
+        """Start `program`, which is `perturn` or a Python file, with the arguments `words`."""
         self._files = Path(tempfile.mkdtemp(prefix="perturn-", dir=cwd))
         self._process = _server().Process(
             target=_run, args=(program, [*words], str(cwd), dict(environment), str(self._files))
@@ -45,45 +45,45 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
+        """Id of the process."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while the process runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once it has ended."""
+        """Wait for the process, and return its exit code."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("perturn", timeout or 0)
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return standard output and standard error once it has ended."""
+        """Wait for the process, and return standard output and standard error."""
         self.wait(timeout)
         output, error = ((self._files / name).read_text() for name in ("out", "err"))
         return output, error
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
 def _server() -> ForkServerContext:
-    """The process that forks, once it has imported what a run needs."""
+    """Return the fork server, after it has imported the modules of a run."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *_IMPORTED])
     with uncharged():
@@ -94,11 +94,11 @@ def _server() -> ForkServerContext:
 
 
 def _nothing() -> None:
-    """End as soon as what a run needs is imported."""
+    """End as soon as the modules of a run are imported."""
 
 
 def _run(program: str, words: list[str], cwd: str, environment: dict[str, str], files: str) -> None:
-    """Be a program, with standard output and standard error in files."""
+    """Run a program in this process, with standard output and standard error in files."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 LIMIT = 30
-"""Words of the longest sentence."""
+"""Maximum number of words in a sentence."""
 BANNED = {
     "a pronoun in place of a noun": r"(those|that) of|ones? that|which of these|the (former|latter)",
     "a private word for resume or branch": r"play(s|ed|ing)? on(?! (ray|nodes?|machines?|a cluster))",
@@ -18,9 +18,9 @@ BANNED = {
 }
 """Rules of STYLE section 8 that words can break, as regular expressions."""
 FRAGMENTS = "As|That|Those|And|But|Or"
-"""First words of a docstring that says nothing without the lines around it."""
+"""First words of a docstring that is incomplete without the lines around it."""
 CLAUSES = "What|Which|Whose|How|Whether|Where|When|Whatever|For what"
-"""First words of a clause. It may describe an attribute, but no module, class or function."""
+"""First words of a clause. A clause may describe an attribute, but no module, class or function."""
 ABBREVIATIONS = r"\b(e\.g|i\.e|cf|vs|et al|Eqs?|Figs?|Sec|App|Alg|No|approx|resp|Prop|Thm|Tab)\."
 
 
@@ -34,7 +34,7 @@ def phrases(text: str) -> list[str]:
 
 
 def long_sentences(text: str) -> list[str]:
-    """Return the sentences with more words than the limit. A colon and a semicolon end a sentence too."""
+    """Return the sentences that have too many words. A colon and a semicolon also end a sentence."""
     text = re.sub(ABBREVIATIONS, lambda match: match[0][:-1], text)
     text = re.sub(r'"[^"\n]{3,120}"', "QUOTE", text)  # a title counts as a word
     parts = re.split(r"\n\s*\n|(?<=[.?!:;])[\"')\]*]*\s", text)
@@ -43,7 +43,7 @@ def long_sentences(text: str) -> list[str]:
 
 
 def not_a_sentence(docstring: str, attribute: bool = False) -> list[str]:
-    """Return the first paragraph of a docstring if it has no end, or opens with a fragment or a clause."""
+    """Return the first paragraph of a docstring if it has no end, or begins with a fragment or a clause."""
     first = " ".join(re.split(r"\n\s*\n", docstring.strip())[0].split())
     if not re.search(r"[.?!:][\"')`]*$", first):
         return [f"does not end: {first[-60:]!r}"]
@@ -52,7 +52,7 @@ def not_a_sentence(docstring: str, attribute: bool = False) -> list[str]:
 
 
 def page_text(markdown: str) -> str:
-    """Return the prose of a page, without code, formulas, targets of links, and what `docs/tables.py` fills in."""
+    """Return the prose of a page, without code, formulas, link targets, and parts that `docs/tables.py` fills in."""
     markdown = re.sub(r"^<!-- (?!end)[^>]*-->.*?^<!-- end -->", "", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^( *)```.*?^\1```", "", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
@@ -65,7 +65,7 @@ def page_text(markdown: str) -> str:
 
 
 def docstring_text(docstring: str) -> str:
-    """Return the prose of a docstring, without code, formulas and tables; each argument is a paragraph."""
+    """Return the prose of a docstring, without code, formulas and tables. Each argument becomes a paragraph."""
     first, *rest = docstring.expandtabs().split("\n")
     margin = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
     text = "\n".join([first, *(line[margin:] for line in rest)])
@@ -79,7 +79,7 @@ def docstring_text(docstring: str) -> str:
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-    """Yield the texts that stand alone, with their lines, and whether they describe an attribute."""
+    """Yield the docstrings of a module and its parts: line, text, and whether it describes an attribute."""
     for node in ast.walk(tree):
         body = (
             node.body
@@ -94,7 +94,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the other texts of one line, with their lines; a value in an f-string counts as a word."""
+    """Yield all other strings of one line, with their line numbers. A value in an f-string counts as a word."""
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -110,7 +110,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def source_offences(source: str, games: bool = False) -> list[str]:
-    """Return what the prose of a source file breaks, each with its line; strings of games are no prose of ours."""
+    """Return the broken rules in the prose of a source file, with their lines. Strings of games are not checked."""
     tree = ast.parse(source)
     texts = [(line, docstring_text(text)) for line, text, _ in docstrings(tree)]
     texts += [] if games else strings(tree)
@@ -122,13 +122,13 @@ def source_offences(source: str, games: bool = False) -> list[str]:
 
 
 def page_offences(markdown: str) -> list[str]:
-    """Return what the prose of a page breaks."""
+    """Return the broken rules in the prose of a page."""
     text = page_text(markdown)
     return phrases(text) + long_sentences(text)
 
 
 def template_offences(template: str) -> list[str]:
-    """Return what the prose of a Jinja template of HTML breaks."""
+    """Return the broken rules in the prose of a Jinja template of HTML."""
     text = re.sub(r"\{%.*?%\}", "\n\n", template, flags=re.DOTALL)
     text = re.sub(r"<[^>]*>", "\n\n", re.sub(r"\{\{.*?\}\}", "VALUE", text, flags=re.DOTALL))
     return phrases(text) + long_sentences(text)

@@ -1,4 +1,4 @@
-"""Folders that are expensive to make, made once for all workers of a session and copied by the tests that use them."""
+"""Expensive folders that are made once for all workers of a session, and copied by the tests that use them."""
 
 import hashlib
 import os
@@ -12,30 +12,30 @@ from .budget import uncharged
 
 
 class Recordings:
-    """The recordings of a session of tests, in one folder for all its workers."""
+    """Recordings of a test session, in one folder for all workers."""
 
     def __init__(self, base: Path) -> None:
-        """`base` is the folder for temporary files of this worker."""
+        """Use the folder `base`, which holds the temporary files of this worker."""
         self._folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "recorded"
         self._folder.mkdir(exist_ok=True)
 
     def __call__(self, make: Callable[[Path], object], *key: object) -> Path:
-        """Return the folder that `make` filled; nobody may change what is in it.
+        """Return the folder that `make` filled, which tests must not change.
 
         Args:
-            make: Fills the empty folder it is called with. Called by one worker, and not charged to the test that asks.
-            key: All that decides what `make` writes, such as its name, the recipe and the overrides.
+            make: Function that fills an empty folder. Only one worker calls it, and its time is charged to no test.
+            key: Everything that affects the output of `make`, such as its name, the recipe and the overrides.
         """
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         made, complete = self._folder / name, self._folder / f"{name}.complete"
         with uncharged(), FileLock(self._folder / f"{name}.lock"):
             if not complete.exists():
-                shutil.rmtree(made, ignore_errors=True)  # left by a `make` that failed
+                shutil.rmtree(made, ignore_errors=True)  # left by a failed `make`
                 made.mkdir()
                 make(made)
                 complete.touch()
         return made
 
     def copy(self, to: Path, make: Callable[[Path], object], *key: object) -> Path:
-        """Return a copy of a recording at a path, to change or to damage."""
+        """Copy a recording to a path, so that a test can change or damage it."""
         return Path(shutil.copytree(self(make, *key), to))

@@ -1,4 +1,4 @@
-"""An engine whose answers a test writes."""
+"""Engine with answers from a test."""
 
 import time
 
@@ -7,25 +7,25 @@ from perturn.types import Action
 
 
 class Scripted:
-    """Answers each prompt by a function of it; an answer of None never comes."""
+    """Engine that answers each prompt by a function. If the function returns None, the answer never comes."""
 
     name = "scripted"
 
     def __new__(cls, *_):
-        """Open an engine; its abilities stay as they are when a test begins it anew."""
+        """Open an engine. Its abilities are kept if a test initializes it again."""
         made = super().__new__(cls)
         made._prompt_tokens = {}
         made.abilities = EngineAbilities(prompt_tokens=made._prompt_tokens)
         return made
 
     def __init__(self, answer=lambda prompt: "ok"):
-        """Answer by a function; its result is an action, an error, text, or None."""
+        """Set the function of the prompt, which returns an action, an error, a text, or None."""
         self.answer = answer
         self.asked, self.samplings, self.cancelled, self.forgotten = [], [], [], []
         self._open = {}
 
     def submit(self, prompts, sampling):
-        """Take prompts on."""
+        """Accept prompts."""
         for prompt in prompts:
             assert prompt.conversation not in self._open
             self.asked.append(prompt)
@@ -34,7 +34,7 @@ class Scripted:
             self._open[prompt.conversation] = prompt
 
     def advance(self):
-        """Answer what has an answer."""
+        """Return the answers to all prompts that have one."""
         found = []
         for prompt in list(self._open.values()):
             said = self.answer(prompt)
@@ -46,11 +46,11 @@ class Scripted:
         return found
 
     def generate(self, prompts, sampling):
-        """Not asked for."""
+        """Raise an error, since tests do not use this."""
         raise NotImplementedError
 
     def cancel(self, conversation):
-        """Stop answering."""
+        """Stop answering a conversation."""
         del self._open[conversation]
         self.cancelled.append(conversation)
 
@@ -59,11 +59,11 @@ class Scripted:
         self.forgotten.append(conversation)
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def action(text, *, ended=True, **more):
-    """An action with token ids, one a word."""
+    """Return an action with one token id for each word."""
     words = text.split() or [""]
     ids = tuple(range(5, 5 + len(words) + ended))
     return Action(text, ids, tuple(-0.5 for _ in ids), ended, **more)

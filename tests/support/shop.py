@@ -1,4 +1,4 @@
-"""A shop whose customer is a simulated user: the agent asks, the user answers, the agent sells."""
+"""Shop whose customer is a simulated user: the agent asks, the user answers, and the agent sells."""
 
 from typing import ClassVar
 
@@ -13,16 +13,16 @@ class Shop:
     script = True
 
     def tasks(self, split):
-        """Two tasks."""
+        """Return two tasks."""
         return [Task(f"{split}/{fruit}", "", split, {"fruit": fruit}) for fruit in ("apple", "pear")]
 
     def reset(self, task, seed):
-        """The customer comes in and speaks first."""
+        """Begin with the customer, who speaks first."""
         self.task, self.heard = task, [{"role": "user", "content": "Hello!"}]
         return self._hand_over(f"I would like one {task.data['fruit']}.")
 
     def step(self, action):
-        """The user's text, if it is the user's turn, else the agent's."""
+        """Accept the user's text in the user's turn, and the agent's text in its own."""
         if self.users:
             self.users = False
             self.heard.append({"role": "assistant", "content": action})
@@ -43,8 +43,8 @@ class Shop:
         )
 
     def expert(self, task):
-        """One sale."""
+        """Return the actions of one sale."""
         return [f"sell {task.data['fruit']}"]
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""

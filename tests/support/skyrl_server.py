@@ -1,8 +1,8 @@
-"""SkyRL's Tinker server on this machine's CPU, without `uv`; run by the Python that has `skyrl[tinker,jax]`.
+"""Run SkyRL's Tinker server on the CPU without `uv`, with a Python that has `skyrl[tinker,jax]`.
 
     python skyrl_server.py --base-model FOLDER --port 8000 [--checkpoints-base DIR] [--database-url URL] ...
 
-SkyRL 0.3.0 expects `uv run` as its parent and, on Python 3.11, another `TypedDict`.
+SkyRL 0.3.0 expects `uv run` as its parent process. On Python 3.11, it also needs another `TypedDict`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 
 
 def main(words: list[str]) -> None:
-    """Serve the API, or be the process that computes for it."""
+    """Serve the API, or run the process that computes for it."""
     if words[:1] == ["engine"]:
         from skyrl.tinker import engine
 

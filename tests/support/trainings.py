@@ -1,11 +1,11 @@
-"""A folder in which a command can train: a model, a recipe that aligns it, and pairs of unequal lengths."""
+"""Folder in which a command can train: a model, a recipe of an alignment, and pairs of unequal lengths."""
 
 import json
 import shutil
 
 
 def write_training(folder, model, recipe):
-    """Copy a model to `tiny`, write the recipe, and 16 pairs to `rows.jsonl`; return the folder."""
+    """Copy a model to `tiny`, write the recipe, and write 16 pairs to `rows.jsonl`. Return the folder."""
     shutil.copytree(model, folder / "tiny")
     (folder / "recipe.yaml").write_text(recipe)
     with (folder / "rows.jsonl").open("w") as file:

@@ -6,7 +6,7 @@ from perturn.types import Action, Task, Trajectory, Turn
 
 
 def episode(*texts, history=None, task="t"):
-    """A trajectory whose actions are these texts."""
+    """Return a trajectory whose actions have these texts."""
     turns = tuple(
         Turn(({"role": "user", "content": f"Door {number}."},), Action(text))
         for number, text in enumerate(texts)
@@ -24,7 +24,7 @@ EPISODES = [
 
 
 def drawn(episodes, features, seed=0):
-    """Random features of episodes of one to five turns, on very different scales and far from 0; one is constant."""
+    """Return random features of episodes with one to five turns. Scales differ widely, and one feature is constant."""
     generator = torch.Generator().manual_seed(seed)
     scale = 10.0 ** torch.linspace(-2, 2, features)
     found = []

@@ -1,4 +1,4 @@
-"""vLLM on a small random Llama."""
+"""vLLM with a small random Llama."""
 
 import os
 import signal
@@ -22,12 +22,12 @@ NEEDS_VLLM = [
     pytest.mark.filterwarnings("default"),  # vLLM's own
     pytest.mark.timeout(1800),
 ]
-"""Marks of a module whose tests run vLLM itself."""
+"""Marks for modules whose tests run vLLM itself."""
 
 
 @contextmanager
 def serving(folder, *words):
-    """The address of a vLLM server of the weights in a folder."""
+    """Yield the address of a vLLM server with the weights in a folder."""
     port = free_port()
     command = [
         sys.executable,
@@ -55,7 +55,7 @@ def serving(folder, *words):
 
 
 def adapters(folder, target, seed, start=None):
-    """A folder of adapters with random weights upon a model, or upon earlier adapters beside it."""
+    """Return a folder of adapters with random weights, for a model or as a change of earlier adapters."""
     lora = pytest.importorskip("peft").LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     model = add_adapters(load_model(str(start or folder)), lora, seed)
     with torch.no_grad():

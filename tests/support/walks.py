@@ -1,4 +1,4 @@
-"""Long episodes, and templates that remember what was said before."""
+"""Long episodes, and chat templates whose rendering depends on earlier messages."""
 
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -12,11 +12,11 @@ REMEMBERS = (
     "{% if 'lamp' in m['content'] %}{% set ns.lamp = true %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Append-only, but once a lamp is seen the user's messages are written otherwise."""
+"""Template that is append-only until a lamp is seen. After it, the user's messages are rendered differently."""
 
 
 SECOND = REMEMBERS.replace("m['role'] == 'user'", "'lamp' in m['content']")
-"""Append-only, but every lamp after the first is written otherwise, which shows in its own message alone."""
+"""Template that is append-only, except that every lamp after the first is rendered differently in its own message."""
 
 
 def played(turns, lamp=(), prompt=SYSTEM, **action):

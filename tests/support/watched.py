@@ -1,4 +1,4 @@
-"""A run to watch."""
+"""A run for tests of `watch`."""
 
 import io
 import json
@@ -19,7 +19,7 @@ RECIPE = {
 
 
 def episode(task, reward, status="completed", logprob=-0.5, sample=0):
-    """A stored trajectory."""
+    """Return a stored trajectory."""
     turn = {"observation": [], "action": {"text": "a", "token_ids": [1, 2], "logprobs": [logprob, logprob]}}
     row = {
         "version": 1,
@@ -32,7 +32,7 @@ def episode(task, reward, status="completed", logprob=-0.5, sample=0):
 
 
 def shown(state):
-    """What the terminal prints."""
+    """Return the terminal output for a state."""
     console = Console(file=io.StringIO(), width=200, color_system=None)
     console.print(render(state))
     return console.file.getvalue()

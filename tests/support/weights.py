@@ -6,5 +6,5 @@ import perturn
 
 
 def weights_of(*episodes, dtype=torch.float64, **settings):
-    """Return what `perturn.weigh` says of each turn, one tensor per trajectory [turns]."""
+    """Return the weights of `perturn.weigh`, one tensor for each trajectory [turns]."""
     return [torch.tensor(row.weight, dtype=dtype) for row in perturn.weigh(*episodes, **settings)]

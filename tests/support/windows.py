@@ -1,4 +1,4 @@
-"""A world that counts words, and the episodes of a policy that says numbers."""
+"""Environment that counts words, and episodes of a policy that says numbers."""
 
 from perturn.episodes.episode import episode
 from perturn.episodes.replay import play_script
@@ -17,26 +17,26 @@ class Count:
         self.end, self.says = end, says
 
     def tasks(self, split):
-        """One."""
+        """Return one task."""
         return [Task("t")]
 
     def reset(self, task, seed):
-        """Nothing was said."""
+        """Start counting."""
         self.said = 0
         return Observation(f"begin {seed}")
 
     def step(self, action):
-        """The next number."""
+        """Return the next number."""
         self.said += 1
         over = self.said == self.end
         return Observation(f"{self.says} {self.said}", self.said / 10, terminated=over, success=over)
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def played(job, world=None, words=6):
-    """The episode of a job whose policy says the number of each turn."""
+    """Return the episode of a job, whose policy says the number of each turn."""
     at = len(job.begun.turns) if job.begun else 0
     script = [Action(f"word {at + turn}") for turn in range(words)]
     return play_script(episode(world or Count(), job, protocol=PLAIN), script, EngineFailure("no more"))

@@ -1,4 +1,4 @@
-r"""A taskset and a harness of verifiers 0.4: find a coin by going to places.
+r"""Taskset and harness of verifiers 0.4: find a coin by going to places.
 
     perturn run recipes/agent-verifiers.yaml
     PYTHONPATH=examples/agents/verifiers_coin vf-eval @ examples/agents/verifiers_coin/test.toml \
@@ -28,37 +28,37 @@ GO = {
 
 
 class CoinData(vf.TaskData):
-    """Where the coin is."""
+    """Data of a task, with the place of the coin."""
 
     hidden: str
 
 
 class CoinTask(vf.Task[CoinData]):
-    """Find the coin; a part of the reward is for each answer that names a place."""
+    """Task to find the coin. Part of the reward is for each answer that names a place."""
 
     @vf.reward(weight=1.0)
     async def found(self, trace: vf.Trace) -> float:
-        """Whether the coin was found."""
+        """Return 1 if the coin was found, else 0."""
         return float(any(look(self.data.hidden, text) == FOUND for text in texts(trace)))
 
     @vf.reward(weight=0.1)
     async def named(self, trace: vf.Trace) -> float:
-        """How many answers name a place."""
+        """Return the number of answers that name a place."""
         return float(sum(any(each in text for each in PLACES) for text in texts(trace)))
 
 
 class CoinConfig(vf.TasksetConfig):
-    """Which tasks there are."""
+    """Range of the tasks."""
 
     first: int = 0
     count: int = 8
 
 
 class CoinTaskset(vf.Taskset[CoinTask, CoinConfig]):
-    """Each task names the places in another order, and hides the coin in the last."""
+    """Tasks that name the places in different orders, and hide the coin in the last place."""
 
     def load(self) -> Iterator[CoinTask]:
-        """Make the tasks."""
+        """Yield the tasks."""
         orders = list(permutations(PLACES))
         for number in range(self.config.first, self.config.first + self.config.count):
             *others, hidden = orders[number]
@@ -67,7 +67,7 @@ class CoinTaskset(vf.Taskset[CoinTask, CoinConfig]):
 
 
 class CoinHarness(vf.Harness[vf.HarnessConfig]):
-    """Calls the model until the coin is found, in this process."""
+    """Harness that calls the model in this process until the coin is found."""
 
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -96,7 +96,7 @@ class CoinHarness(vf.Harness[vf.HarnessConfig]):
 
 
 def texts(trace: vf.Trace) -> list[str]:
-    """Return what each answer says or calls."""
+    """Return the text and the tool calls of each answer."""
     said = trace.assistant_messages
     return [
         " ".join([each.content or "", *(call.arguments for call in each.tool_calls or ())]) for each in said
@@ -104,7 +104,7 @@ def texts(trace: vf.Trace) -> list[str]:
 
 
 def look(hidden: str, said: str) -> str:
-    """Return what is seen after an answer, or after the arguments of a call."""
+    """Return the observation after an answer, or after the arguments of a call."""
     place = re.search(r"(cabinet|drawer|shelf) \d", said)
     return FOUND if place is not None and place[0] == hidden else "There is no coin here."
 

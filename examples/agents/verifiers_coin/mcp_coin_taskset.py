@@ -1,4 +1,4 @@
-"""The coin of coin_taskset.py, whose tool is a toolset behind MCP, for the bundled harness `null` (mcp.toml)."""
+"""Coin task like coin_taskset.py, with its tool in an MCP toolset, for the bundled harness `null` (mcp.toml)."""
 
 from collections.abc import Iterator
 
@@ -8,22 +8,22 @@ PLACES = ("cabinet 1", "drawer 1", "drawer 2", "shelf 1")
 
 
 class CoinState(vf.State):
-    """Whether the coin was found."""
+    """State of an episode: whether the coin was found."""
 
     found: bool = False
 
 
 class CoinData(vf.TaskData):
-    """Where the coin is."""
+    """Data of a task, with the place of the coin."""
 
     hidden: str
 
 
 class GoTools(vf.Toolset[vf.ToolsetConfig, CoinState]):
-    """One tool."""
+    """Toolset with a single tool."""
 
     async def setup_task(self, data: CoinData) -> None:
-        """Keep where the coin is."""
+        """Store the place of the coin."""
         self.hidden = data.hidden
 
     @vf.tool
@@ -34,24 +34,24 @@ class GoTools(vf.Toolset[vf.ToolsetConfig, CoinState]):
 
 
 class CoinTask(vf.Task[CoinData, CoinState]):
-    """Find the coin."""
+    """Task to find the coin."""
 
     @classmethod
     def toolsets(cls, config):
-        """One server for each episode."""
+        """Return a toolset, with a separate server for each episode."""
         return [GoTools(vf.ToolsetConfig())]
 
     @vf.reward(weight=1.0)
     async def found(self, trace: vf.Trace) -> float:
-        """Whether it was found."""
+        """Return 1 if the coin was found, else 0."""
         return float(trace.state.found)
 
 
 class CoinTaskset(vf.Taskset[CoinTask, vf.TasksetConfig]):
-    """One task."""
+    """Taskset with a single task."""
 
     def load(self) -> Iterator[CoinTask]:
-        """Make the task."""
+        """Yield the task."""
         *others, hidden = PLACES
         prompt = f"You see a {', a '.join([*others, hidden])}. Your task is to: find the coin."
         yield CoinTask(CoinData(prompt=prompt, id="coin-0", hidden=hidden), self.config.task)

@@ -1,1 +1,1 @@
-"""Numbers computed from a run folder, which report, watch and audit display."""
+"""Compute the numbers of a run from its folder, for the report, `watch` and the audit."""

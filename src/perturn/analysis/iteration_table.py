@@ -1,4 +1,4 @@
-"""The iterations of a run in numbers: explored episodes, where each episode ended, training, and scores."""
+"""Read the numbers of each iteration of a run: explored episodes, their bins, training and scores."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from perturn.stats import Estimate, cluster_interval
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration, as read from its files."""
+    """Numbers of one iteration, read from its files."""
 
     number: int
     explored: list[Outcome]
-    """Number of them that have ended."""
+    """Explored episodes that have ended."""
     unfinished: int
-    """Explored episodes that go on in the next iteration."""
+    """Number of explored episodes that continue in the next iteration."""
     counts: Mapping[str, Any]
-    """Counts of its credit, of its pairs, or of its outcomes."""
+    """Counts of the iteration's credit, pairs or outcomes."""
     metrics: list[dict[str, Any]]
-    """Entries of its training, a row an optimizer step."""
+    """Entries of the training metrics, one row for each optimizer step."""
     agreement: float | None
-    """Mean absolute difference of the log-probabilities of sampling and of training, in nats a token."""
+    """Mean absolute difference between log-probabilities at sampling and in training, in nats per token."""
     seconds: float
 
 
 def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) -> list[Iteration]:
-    """Return all iterations of a run that have episodes, pairs or a credit, in order.
+    """Return the iterations of a run that have explored episodes or counts, in order.
 
     Args:
-        paths: Of the run.
-        stages: As the manifest has them.
+        paths: Paths of the run.
+        stages: Stages in the manifest.
 
     Raises:
         RunError: If an episode or an entry is malformed.
@@ -51,7 +51,7 @@ def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -
     notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
     is_whole = (
         not mark or not stages or notes["explore"].get("done")
-    )  # the first episodes to end are the short ones
+    )  # Until exploration is done, finished episodes are mostly short ones.
     played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
     explored = [one for one in played if not one.unfinished]
     agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
@@ -67,7 +67,7 @@ def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
-    """Return entries of all iterations' training, with steps counted on from one to the next."""
+    """Join the training entries of all iterations, with step numbers that continue across iterations."""
     found: list[dict[str, Any]] = []
     before = 0.0
     for each in iterations:
@@ -83,8 +83,8 @@ def iteration_rows(
     """Return the section `iterations` of `summary.json`.
 
     Args:
-        iterations: In order.
-        policies: Rows of the evaluated policies; the policy that an iteration made is named by its number.
+        iterations: Iterations in order.
+        policies: Rows of the evaluated policies. The name of a trained policy contains the number of its iteration.
     """
     made = {iteration_of(row["name"]) or 1: row for row in policies if row["name"] not in ("base", "sft")}
     return [
@@ -102,7 +102,7 @@ def iteration_rows(
 
 
 def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a note on each iteration whose bins do not hold all that was asked for, once each."""
+    """Return a note for each iteration whose bins do not add up to the requested number of units."""
     sums = (
         (row["iteration"], sum(row["ledger"]["bins"].values()), row["ledger"]["asked"], row["ledger"]["unit"])
         for row in rows
@@ -116,7 +116,7 @@ def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a note on explored episodes that continue in the next iteration, if there are some."""
+    """Return a note if explored episodes continue in the next iteration."""
     count = sum(row["unfinished"] for row in rows)
     if not count:
         return []
@@ -127,7 +127,7 @@ def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the unit of a run's ledgers, such as `episodes`; see `ledger_of`."""
+    """Return the unit that a run's ledgers count, such as `episodes`; see `ledger_of`."""
     return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
 
 
@@ -160,13 +160,13 @@ def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _invalid(episodes: Sequence[Outcome]) -> Estimate | None:
-    """Share of invalid turns, clustered by task; None where no turn was played."""
+    """Return the share of invalid turns with an interval clustered by task; None if no turn was played."""
     turns = [(i < one.invalid, one.task) for one in episodes for i in range(one.turns)]
     return cluster_interval([float(bad) for bad, _ in turns], [task for _, task in turns]) if turns else None
 
 
 def _evaluation(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the score of the policy that the iteration made."""
+    """Return the score of the policy that an iteration trained; None if that policy was not evaluated."""
     if row is None:
         return None
     keys = ("n", "mean_score", "interval", "success_rate", "success_interval")
@@ -174,5 +174,5 @@ def _evaluation(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def ends(found: Estimate) -> list[float | None]:
-    """Return both ends of an interval; None for an end that the data cannot give."""
+    """Return both ends of an interval, with None for an infinite or undefined end."""
     return [end if math.isfinite(end) else None for end in (found.low, found.high)]

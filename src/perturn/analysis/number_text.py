@@ -1,4 +1,4 @@
-"""Text of numbers, times, intervals, comparisons and protocols in the report."""
+"""Format numbers, times, intervals, comparisons and protocols for the report."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from perturn.data.iteration_numbers import is_number
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number, or a dash for none."""
+    """Return a number as text; a dash for None."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent."""
+    """Return a share in percent; a dash for None."""
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def interval(ends: Sequence[float | None], as_percent: bool = False) -> str:
-    """Return both ends of an interval; an end that the data cannot give is a question mark."""
+    """Return both ends of an interval as text; a question mark for None."""
     return brackets(
         "?" if end is None else f"{100 * end:.1f}" if as_percent else f"{end:.3f}" for end in ends
     )
@@ -32,7 +32,7 @@ def brackets(ends: Iterable[str]) -> str:
 
 
 def time(seconds: float | None) -> str:
-    """Return a duration."""
+    """Return a duration as text."""
     if seconds is None:
         return "–"
     if seconds < 60:
@@ -43,17 +43,17 @@ def time(seconds: float | None) -> str:
 
 
 def short(value: str) -> str:
-    """Return a hash by its first digits; the whole hash is written elsewhere."""
+    """Return a hash by its first 12 digits. Any other text is returned unchanged."""
     return f"{value[:12]}…" if len(value) >= 40 and set(value) <= set(string.hexdigits) else value
 
 
 def count(value: Any) -> str:
-    """Return a count with its thousands apart."""
+    """Return a number with separators for thousands; any other value as plain text."""
     return f"{value:,}" if is_number(value) else str(value)
 
 
 def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Return a paired comparison in words: the verdict and its evidence; None if there is none."""
+    """Return the verdict and the evidence of a paired comparison as two sentences; None without a comparison."""
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
@@ -101,9 +101,9 @@ def _p_value(value: float) -> str:
 
 
 def protocol_line(stamp: Mapping[str, Any]) -> str:
-    """Return the conditions of a score in words: what must be equal before two scores are compared.
+    """Describe the conditions of a score. Two scores can be compared only if their conditions are equal.
 
-    An older stamp lacks some.
+    Stamps of older versions lack some conditions.
 
     Args:
         stamp: `evaluation/protocol.json` of a run.
@@ -160,7 +160,7 @@ def _selection(settings: Any) -> str:
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the cost of several episodes of a task, several actions at a turn or controlled turns, for each policy.
+    """Return a sentence for each policy on the cost of best-of-n, of sampled actions, or of turn control.
 
     Args:
         policies: Rows of `summary.json`.
@@ -183,7 +183,7 @@ _ERRORS = {"wrong": "turns that do not bring the success nearer", "invalid": "in
 
 
 def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how often turns are errors without and after an earlier one, and how often a policy recovers.
+    """Return sentences on how often turns are errors before and after a first error, and how often a policy recovers.
 
     Args:
         policies: Rows of `summary.json`.

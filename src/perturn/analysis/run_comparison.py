@@ -1,4 +1,4 @@
-"""The last policies of several runs side by side: where their tasks are equal, each against the first."""
+"""Compare the last policies of several runs with the first run's, if the tasks are equal."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from perturn.errors import RunError
 from perturn.types import Trajectory
 
 _PANEL = ("environment", "split", "panel_sha256", "n")
-"""Keys of the protocol that are equal where two scores are of the same tasks."""
+"""Keys of the protocol that must be equal for two scores on the same tasks."""
 _FREE = ("seed",)
-"""Keys that may differ, since runs of several seeds should be comparable."""
+"""Keys that may differ, so that runs with different seeds can be compared."""
 
 
 @dataclass(frozen=True)
 class Versus:
-    """A comparison of the last policies of two runs."""
+    """Comparison of the last policies of two runs."""
 
     a: str
     b: str
     row: dict[str, Any] | None
-    """The paired comparison; None where it is refused."""
+    """Paired comparison; None if the runs cannot be compared."""
     refused: str = ""
-    """Why there is no comparison."""
+    """Reason why the runs cannot be compared."""
     differs: tuple[str, ...] = ()
-    """Differences of protocol if the tasks are equal, each as `key: theirs, ours`."""
+    """Differences between the protocols of comparable runs, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
-    """The two sets of episodes, as the links of the page name them."""
+    """The two sets of episodes, by their names in the links of the page."""
 
 
 def compare_runs(folders: Sequence[Path]) -> list[Versus]:
-    """Compare the last policy of each further run with the last policy of the first; of one run, all its policies.
+    """Compare the last policy of each further run with the first run's; for one run, compare all its policies.
 
     Raises:
         RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
@@ -55,7 +55,7 @@ def compare_runs(folders: Sequence[Path]) -> list[Versus]:
 
 
 def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
-    """Return one policy of a run against another."""
+    """Compare two policies of one run."""
     result = compare(scored[a], scored[b])
     if result is None:
         return Versus(a, b, None, "they share no task.")
@@ -63,7 +63,7 @@ def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Vers
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the name of each run on the page: its folder's name, with a number where two folders have one name."""
+    """Return the display name of each run: its folder's name, with a number added where names repeat."""
     names: list[str] = []
     for run in runs:
         name, number = run.paths.folder.resolve().name, 2
@@ -75,14 +75,15 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:
-    """Compare each further run with the first one.
+    """Compare each further run with the first run.
 
     Args:
-        runs: Two runs or more.
-        names: What the page calls them.
+        runs: At least two runs.
+        names: Display names of the runs.
 
     Returns:
-        One comparison a run after the first, made, marked or refused.
+        A comparison for each run after the first. It may carry differences of protocol, or a reason why the runs cannot
+        be compared.
     """
     return [_versus(run, runs[0], name, names[0]) for run, name in zip(runs[1:], names[1:], strict=True)]
 
@@ -95,7 +96,7 @@ def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, l
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings by dotted key, as text."""
+    """Flatten nested settings to dotted keys with values as text."""
     found: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -120,7 +121,7 @@ def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) ->
 
 
 def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
-    """Return why the scores of two runs cannot be compared, or the differences of their protocols."""
+    """Return why the scores of two runs cannot be compared, or else the differences of their protocols."""
     ours, theirs = run.protocol, first.protocol
     if ours is None or theirs is None:
         file = run.paths.name(run.paths.stamp)
@@ -135,5 +136,5 @@ def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
 
 
 def _last(run: RecordedRun) -> str | None:
-    """Return the policy a run ends with."""
+    """Return the last evaluated policy of a run; None if no policy was evaluated."""
     return next(reversed(run.evaluation), None)

@@ -1,4 +1,4 @@
-"""Contents of a run folder, read once for the report. Absent files are listed, not an error."""
+"""Read the contents of a run folder for the report. A missing file is noted, and is not an error."""
 
 from __future__ import annotations
 
@@ -35,40 +35,41 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run folder in memory."""
+    """Contents of a run folder."""
 
     paths: RunPaths
     recipe: str | None
     settings: Mapping[str, Any]
-    """The recipe's settings."""
+    """Settings of the recipe."""
     pivot: float | None
-    """The confidence above which a turn gets the low weight, as in the recipe."""
+    """Confidence above which a turn gets the low weight, from the recipe or the loss."""
     manifest: Mapping[str, Any]
     protocol: Mapping[str, Any] | None
     expert: list[Trajectory]
     explored: list[Trajectory]
     pairs: list[PreferencePair]
     confidence: list[Row]
-    """One row per pair; empty if the file is absent or does not match the pairs."""
+    """One row for each pair; empty if the file is missing or does not match the pairs."""
     base: list[Row]
     sft: list[Row]
     align: list[Row]
     evaluation: dict[str, list[Trajectory]]
-    """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
+    """Trajectories of each policy, in the order of evaluation: `base`, `sft`, then the aligned policies."""
     notes: list[str]
-    """Missing files and contradictions, a sentence each."""
+    """Notes on missing files and contradictions, one sentence each."""
     reference: list[Row] = field(default_factory=list)
-    """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
+    """Reference log-probabilities of the tokens of each pair; empty if the file is missing or does not match the
+    pairs."""
     loss: Mapping[str, Any] = field(default_factory=dict)
-    """The loss of the alignment with its defaults."""
+    """Settings of the alignment's loss, including defaults."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Text of each token id that occurs."""
+    """Text of each token id that occurs in the run."""
     credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
-    """Rows that each credit gave to the explored episodes, by its name, the run's own first."""
+    """Rows of each credit for the explored episodes, by the credit's name. The run's own credit is first."""
     mark: str = ""
     """Mark of the iteration whose episodes, pairs and credits are shown."""
     iterations: Sequence[Iteration] = ()
-    """All iterations in numbers."""
+    """Numbers of all iterations."""
 
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
@@ -78,23 +79,23 @@ class RecordedRun:
 
     @property
     def over(self) -> list[Trajectory]:
-        """Finished explored episodes; of an unfinished one, success and half of its signals are not known yet."""
+        """Finished explored episodes. The success and some signals of an unfinished episode are not known yet."""
         return [one for one in self.explored if not unfinished(one)]
 
     @property
     def explored_file(self) -> Path:
-        """The file of the explored episodes that are shown."""
+        """File of the shown explored episodes."""
         return self.paths.trajectories(f"explore{self.mark}")
 
     @property
     def compared(self) -> tuple[str, str] | None:
-        """The last policy beyond base and SFT, and `sft`, or `base` in a recipe without SFT; None if not evaluated."""
+        """The last aligned policy, and `sft` (or `base` in a recipe without SFT); None if either was not evaluated."""
         last = aligned_policy(self.evaluation)
         start = "base" if self.settings.get("sft", "") is None else "sft"
         return (last, start) if last is not None and start in self.evaluation else None
 
     def evaluated(self, policy: str) -> str:
-        """Return the set of a policy's evaluated episodes, as the page's links name it."""
+        """Return the name of a policy's evaluated episodes in the links of the page."""
         return self.paths.label(self.paths.evaluation(policy))
 
 
@@ -102,13 +103,13 @@ def read_run(path: Path) -> RecordedRun:
     """Read a run folder.
 
     Args:
-        path: The folder.
+        path: The run folder.
 
     Returns:
-        All it holds, with a note on each part that is missing.
+        The contents of the folder, with a note on each missing part.
 
     Raises:
-        RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
+        RunError: If the folder does not exist or holds no run, or if a file is malformed.
     """
     if not path.is_dir():
         fault = "is no folder" if path.exists() else "does not exist"
@@ -116,7 +117,7 @@ def read_run(path: Path) -> RecordedRun:
     manifest = read_manifest(path) or {}
     files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
-    refuse_damage(path, finished)  # of shared files, and of what a running stage writes, nothing is said
+    refuse_damage(path, finished)  # shared files and files of a running stage are not checked
     paths = RunPaths(path)
     evaluated = paths.evaluated(manifest.get("stages") or {})
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
@@ -157,7 +158,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return confidence and weight of the turns of each pair, or a note if their number is not the pairs'."""
+    """Return the confidence and weight of each pair's turns; a note if their number does not match."""
     file = paths.confidence(mark)
     found = read_sides(file, Confidences)
     if not found or len(found) == pairs:
@@ -169,7 +170,7 @@ def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, 
 
 
 def _shown(paths: RunPaths) -> str:
-    """Mark of the iteration whose episodes are shown: the newest that has pairs or a credit, or else the newest."""
+    """Return the mark of the newest iteration that has pairs or a credit, or else of the newest iteration."""
     marks = paths.marks
     return next(
         (mark for mark in reversed(marks) if paths.pairs(mark).exists() or paths.credits(mark)), marks[-1]
@@ -179,9 +180,9 @@ def _shown(paths: RunPaths) -> str:
 def _credits(
     paths: RunPaths, mark: str, explored: Sequence[Trajectory], sealed: Mapping[str, Any]
 ) -> tuple[dict[str, list[CreditRow]], list[str]]:
-    """Return the credits of the explored episodes, the run's own first, and a note on each that is of others.
+    """Return the credits of the explored episodes, and a note on each credit that belongs to other episodes.
 
-    A stage that also reads branches of these episodes is shown without them.
+    The run's own credit comes first. Rows of branches are left out.
     """
     turns = {one.key: len(one.turns) for one in explored}
     found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
@@ -201,7 +202,7 @@ def _credits(
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
-    """Return the last policy that was evaluated, if it is one beyond base and SFT."""
+    """Return the last evaluated policy other than `base` and `sft`; None if there is none."""
     aligned = [name for name in evaluation if name not in ("base", "sft")]
     return aligned[-1] if aligned else None
 
@@ -209,7 +210,7 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
 def _missing(
     paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
-    """Return the parts that this run lacks, except parts whose sections the recipe leaves out."""
+    """Return notes on the missing parts of a run, except parts whose sections the recipe leaves out."""
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),
@@ -259,7 +260,7 @@ def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
 
 
 def _trajectories(path: Path) -> list[Trajectory]:
-    """Return trajectories in a fixed order, whatever the order in which they ended, so that resampling agrees."""
+    """Return trajectories sorted by key, so that resampling does not depend on the order in which episodes ended."""
     return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
 
 
@@ -269,7 +270,7 @@ def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None
 
 
 def _find(settings: Any, key: str) -> Any:
-    """Return the first value of a key at any depth of the recipe, or None."""
+    """Return the first value of a key at any depth of the recipe; None if the key does not occur."""
     if not isinstance(settings, Mapping):
         return None
     if key in settings:

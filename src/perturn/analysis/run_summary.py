@@ -1,4 +1,4 @@
-"""The numbers of a run: scores of its policies, their comparison, and figures of its sets of episodes."""
+"""Compute the numbers of a run: scores of its policies, their comparison, and statistics of its sets of episodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
-    """Return the numbers of a run in the form of `summary.json`; `report.summarize` describes them."""
+    """Return the numbers of a run in the format of `summary.json`, which `report.summarize` describes."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
         {
@@ -52,7 +52,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
 
 
 def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Return the cost of a score that is of the best of several episodes of each task."""
+    """Return the cost of a best-of-n score, which uses several episodes for each task."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("drawn_episodes"):
         return {}
@@ -67,7 +67,7 @@ def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Return the cost of a score that was made with several actions at each turn."""
+    """Return the cost of a score for which several actions were sampled at each turn."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("candidates"):
         return {}
@@ -82,7 +82,7 @@ def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Return lessons of the value head by which a score was chosen."""
+    """Return the training data and the fit of the value head that chose the scored episodes or actions."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("value_episodes"):
         return {}
@@ -91,7 +91,7 @@ def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Return the cost of a score whose turns are controlled: of all episodes that were played for it."""
+    """Return the cost of a score with turn control, including the episodes that best-of-n did not choose."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if "extensions" not in counts:
         return {}
@@ -108,7 +108,7 @@ def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return pass^k and pass@k of a score with several episodes of each task: how often all of k succeed, or any."""
+    """Return pass^k and pass@k: how often all of k episodes of a task succeed, and how often at least one does."""
     outcomes: dict[str, list[bool]] = {}
     for one in trajectories:
         outcomes.setdefault(one.task.id, []).append(succeeded(one))
@@ -123,12 +123,12 @@ def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def estimate_row(found: Estimate) -> dict[str, Any]:
-    """Return an estimate as JSON data; an end that the data cannot give is None."""
+    """Return an estimate as JSON data, with None for an infinite or undefined end."""
     return {"mean": found.mean, "interval": _ends(found), "n": found.n}
 
 
 def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:
-    """Return two sets of episodes task by task, samples of a task averaged; None if they share no task."""
+    """Compare two sets of episodes task by task, averaged over the samples of a task; None without a common task."""
     first, second = scores_by_task(a), scores_by_task(b)
     if not first.keys() & second.keys():
         return None
@@ -136,7 +136,7 @@ def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedCompariso
 
 
 def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
-    """Return a comparison as JSON data; an end that the data cannot give is None."""
+    """Return a comparison as JSON data, with None for an infinite or undefined end."""
     return {
         "a": a,
         "b": b,
@@ -152,7 +152,7 @@ def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
 
 
 def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Score of each task, averaged over its samples."""
+    """Return the score of each task, averaged over its samples."""
     scores: dict[str, list[float]] = {}
     for trajectory in trajectories:
         scores.setdefault(trajectory.task.id, []).append(score(trajectory))
@@ -160,7 +160,7 @@ def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
-    """Return a row of figures for each set of episodes of a run."""
+    """Return a row of statistics for each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
         "explored trajectories": run.over,
@@ -171,7 +171,7 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """Return, for each signal, the share of a set's episodes that show it, and success with and without it."""
+    """Return, for each signal, the share of episodes that show it, and the success rates with and without it."""
     found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
     all_found = [each for episodes in found.values() for each in episodes]
     return [
@@ -210,7 +210,7 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return the scores of a policy's episodes; see `report.summarize`."""
+    """Return the scores of a policy's episodes; `report.summarize` describes them."""
     mean = _mean(trajectories)
     success = _success(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -244,12 +244,12 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
 
 
 def _percentile(counts: Sequence[int], percent: int) -> int:
-    """Return a percentile of counts: the smallest count that this percentage of all counts does not exceed."""
+    """Return a percentile: the smallest count that at least `percent` percent of all counts do not exceed."""
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return the mean score; scores of episodes of one task may be correlated."""
+    """Return the mean score. If tasks have several episodes, the interval is clustered by task."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return mean_interval(scores, bounds=_bounds(scores))
@@ -257,7 +257,7 @@ def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _success(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return the success rate; outcomes of episodes of one task may be correlated."""
+    """Return the success rate. If tasks have several episodes, the interval is clustered by task."""
     solved, tasks = [succeeded(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return rate_interval(sum(solved), len(solved))
@@ -265,7 +265,7 @@ def _success(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
-    """Return the bounds of scores: 0 and 1, unless the environment's rewards go beyond them."""
+    """Return the bounds of scores: 0 and 1, or None if a score lies outside them."""
     return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
 
 
@@ -274,13 +274,13 @@ def _ends(found: Estimate | PairedComparison) -> list[float | None]:
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return the line of scores from the first policy to the last; None where fewer than two were scored.
+    """Return a line with the scores from the first to the last policy; None if fewer than two were scored.
 
-    A run of one iteration shows base, SFT and the aligned policy. A run of several shows the policy that the loop
-    started from and the last one.
+    For a run with one iteration, the line shows base, SFT and the aligned policy. For a run with several, it shows the
+    policy before the loop and the last policy.
 
     Args:
-        summary: As `summary.json` has it.
+        summary: Contents of `summary.json`.
     """
     rows = {str(row["name"]): row for row in summary["policies"]}
     if len(rows) < 2:

@@ -1,4 +1,4 @@
-"""Errors of a policy by turn: whether one error makes the next likelier, and whether a policy finds back."""
+"""Compute errors of a policy by turn: whether an error makes further errors likelier, and how often it recovers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ Kind = Literal["wrong", "invalid"]
 
 @dataclass(frozen=True)
 class TurnError:
-    """One turn of an episode, as the error rates count it."""
+    """One turn of an episode, as counted for the error rates."""
 
     episode: int
     turn: int
-    """Its number, from 1."""
+    """Number of the turn, from 1."""
     is_error: bool
     after_error: bool
     """Whether an earlier turn of the episode was an error."""
 
 
 def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
-    """Return error rates of turns, without and after an earlier error of the episode; None where nothing was played.
+    """Return error rates of turns before and after the first error of an episode; None if no turn was played.
 
-    An error is a turn that brought the success no nearer, where the way left was measured on all turns; else a turn
-    that broke the format or that the environment did not understand. If errors compound, as the analyses of imitation
-    assume, the rate after an error is higher than the rate before any.
+    If the remaining distance to success was recorded at all turns, an error is a turn that did not shorten it.
+    Otherwise, an error is an invalid turn, which broke the format or which the environment did not understand. If
+    errors compound, as analyses of imitation learning assume, the error rate is higher after a first error than before.
 
-    Source: the compounding of errors is Ross and Bagnell 2010, "Efficient Reductions for Imitation Learning", Theorem
-    2.1; tlm-DRE and DMPO (arXiv:2406.14868, Section 1) rest on it. Differs: it is measured here and assumed there.
+    Source: Ross and Bagnell 2010, "Efficient Reductions for Imitation Learning", Theorem 2.1, for compounding errors.
+    tlm-DRE and DMPO (arXiv:2406.14868, Section 1) assume them. Differs: compounding is measured here, and is not
+    assumed.
 
     Args:
-        trajectories: Episodes of one policy; episodes that failed in the environment or the engine are left out.
+        trajectories: Episodes of one policy. Unfinished and FAILED episodes are left out.
 
     Returns:
-        `kind` (`wrong` or `invalid`), `before` and `after` (rates with intervals clustered by episode; None without a
-        turn), `difference` (after less before, likewise), `by_turn`, and `back`, the share of episodes that find back.
+        `kind` (`wrong` or `invalid`); `before` and `after` (error rates with intervals clustered by episode; None
+        without a turn); `difference` (after minus before); `by_turn` (the rates at each turn); and `back` (the share of
+        episodes that recover).
     """
     played = [one for one in trajectories if one.turns and not (unfinished(one) or failed(one))]
     if not played:
@@ -79,7 +81,7 @@ def _turns(played: Sequence[Trajectory], kind: Kind) -> Iterator[TurnError]:
 
 
 def _rate(turns: Sequence[TurnError]) -> dict[str, Any] | None:
-    """Share of errors among turns, with an interval clustered by episode; None without a turn."""
+    """Return the share of errors among turns, with an interval clustered by episode; None without a turn."""
     if not turns:
         return None
     found = cluster_interval([float(each.is_error) for each in turns], [each.episode for each in turns])
@@ -87,10 +89,11 @@ def _rate(turns: Sequence[TurnError]) -> dict[str, Any] | None:
 
 
 def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
-    """Return error rate after an error less the rate before any; None where either has no turn.
+    """Return the error rate after a first error minus the rate before; None if either side has no turn.
 
-    With p the rate and n the turns of each side, an episode adds sum(error - p) / n of its turns after an error, less
-    the same of its turns before; the interval is of these sums, so that both sides of an episode stay together.
+    Let p be the rate and n the number of turns of each side. Each episode contributes sum(error - p) / n over its turns
+    after a first error, minus the same sum over its turns before. The interval is computed from these contributions,
+    which keeps both sides of an episode together.
     """
     after = [each for each in turns if each.after_error]
     before = [each for each in turns if not each.after_error]
@@ -107,12 +110,11 @@ def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
 
 
 def _back(played: Sequence[Trajectory]) -> dict[str, Any] | None:
-    """Return P(back on a shortest path given the first wrong turn), over the episodes with a wrong turn.
+    """Return the share of episodes that recover, among all episodes with a wrong turn; None if no episode has one.
 
-    An episode is back once a later turn leaves a shorter way to the success than was left before its first wrong turn.
-    None where no episode went wrong.
+    An episode recovers if a later turn leaves a shorter distance to success than there was before the first wrong turn.
 
-    Source: Perturn; the definition is a first passage, as in Feller 1968, "An Introduction to Probability Theory", XIV.
+    Source: Perturn. The definition is a first passage, as in Feller 1968, "An Introduction to Probability Theory", XIV.
     """
     found = []
     for one in played:

@@ -1,4 +1,4 @@
-"""Inspect training data: the weight of each token, and what training would drop or reject."""
+"""Inspect training data: the weight of each token, and rows and turns that training would drop or reject."""
 
 from perturn.audit.audit_text import print_audit
 from perturn.audit.dataset_audit import audit

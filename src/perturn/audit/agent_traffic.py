@@ -1,4 +1,4 @@
-"""Share of an agent's requests that only extend an earlier request, and why the others do not."""
+"""Count how many requests of agents only extend an earlier request, and why the other requests do not."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from perturn.types import OPENS, Trajectory
 
 @dataclass
 class Traffic:
-    """Counts of the requests of agents, which are the turns of their episodes."""
+    """Counts of the requests of agents. Each request is a turn of an episode."""
 
     episodes: int = 0
-    """Episodes that are several sequences."""
+    """Number of episodes with more than one sequence."""
     turns: int = 0
     append_only: int = 0
-    """Turns that extend the newest turn of their sequence, and first turns of episodes."""
+    """Number of turns that extend the newest turn of their sequence, including the first turn of each episode."""
     again: int = 0
-    """Turns that extend a turn which another turn had extended already, as a retry does."""
+    """Number of turns that extend an already extended turn, as in a retry."""
     opened: int = 0
-    """Turns that open another conversation although no earlier message was changed, as a sub-agent does."""
+    """Number of turns that start another conversation without changing an earlier message, as a sub-agent does."""
     broken: Counter[str] = field(default_factory=Counter)
-    """Turns that open another conversation because a part of an earlier one was changed, by the part."""
+    """Number of turns that start another conversation because an earlier message was changed, by the changed part."""
 
     def add(self, episode: Trajectory) -> None:
         """Count the turns of an episode."""
@@ -60,11 +60,11 @@ class Traffic:
 
 
 def _causes(episode: Trajectory) -> list[Cause | None]:
-    """Return the cause that broke the sequence before each turn, by the prefix rule; None where nothing did."""
+    """Return the cause that broke the sequence before each turn; None for a turn that extends an earlier one."""
     known, found = Sequences(), list[Cause | None]()
     for index, turn in enumerate(episode.turns):
         seen = context_of(episode, index)
-        asked = seen.messages[:-1]  # all but the answer
+        asked = seen.messages[:-1]  # all messages but the answer
         position = known.position(asked, seen.tools, seen.template_kwargs)
         known.add(position, turn.action.message())
         found.append(None if position.broke is None else position.broke.cause)
@@ -72,7 +72,7 @@ def _causes(episode: Trajectory) -> list[Cause | None]:
 
 
 def traffic_lines(found: dict[str, Any]) -> list[str]:
-    """Return the counts of `Traffic.to_dict` in sentences; empty if every episode is one sequence."""
+    """Describe the counts of `Traffic.to_dict` in sentences; empty if every episode is one sequence."""
     if not found["episodes"]:
         return []
     share = found["append_only"] / found["turns"]

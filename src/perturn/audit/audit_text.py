@@ -1,4 +1,4 @@
-"""The audit in the terminal."""
+"""Print the audit in the terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perturn.formats.read_rows import Tally, told
 from perturn.formats.row_sources import Source
 
 _SHOWN = 10
-"""Reasons to refuse rows that are listed."""
+"""Maximum number of listed reasons for rejecting rows."""
 
 _LINES = 5
-"""Lines that are named of rows refused for one reason."""
+"""Maximum number of listed lines for each reason."""
 
 _OUTCOMES = {
     "failed": "the episode failed",
@@ -45,7 +45,7 @@ _TEXTS = {
 
 
 def print_audit(found: dict[str, Any], console: Console) -> None:
-    """Print what `audit` found: first whether training would reject rows, last which ones and why."""
+    """Print the result of `audit`: first whether training would reject rows, and last which rows and why."""
     say = partial(console.print, soft_wrap=True, markup=False)
     refused = found["refused"]
     say(
@@ -106,7 +106,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
 
 
 def say_shapes(source: Source, tally: Tally, console: Console) -> None:
-    """Print the form that a source and its rows were recognised as, and other notes for the user."""
+    """Print the recognised format of a source and its rows, and other notes for the user."""
     say = partial(console.print, soft_wrap=True, markup=False)
     say(f"{source.name}: read as {_shapes(source.shape, tally.shapes)}")
     for note in told(tally):
@@ -119,7 +119,7 @@ def _shapes(source: str, shapes: Mapping[str, int]) -> str:
 
 
 def refused(record: Record, reason: str) -> dict[str, Any]:
-    """Return the entry of a rejected row: its number, its place if that differs from the number, and the reason."""
+    """Return the entry of a rejected row: its number, its location if that differs, and the reason."""
     label = {} if record.label == str(record.number) else {"place": record.label}
     return {"row": record.number, **label, "reason": reason}
 
@@ -129,7 +129,7 @@ def _location(row: dict[str, Any]) -> str:
 
 
 def named(source: Source, refused: list[dict[str, Any]]) -> str:
-    """Return where the refused rows of a source are and why, a line for each reason."""
+    """Return the locations of a source's rejected rows, with one line for each reason."""
     groups = by_reason(refused, lambda row: f"{row.get('part', '')} {row['reason']}")
     at = f"{source.name}:" if source.by_line else f"{source.name}: row "
     lines = [f"{at}{_numbers(rows, source.by_line)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
@@ -139,7 +139,7 @@ def named(source: Source, refused: list[dict[str, Any]]) -> str:
 
 
 def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
-    """Return the numbers of the first rows, as a message names them."""
+    """Return the locations of the first rows, as a message lists them."""
     first, *more = [_location(row) for row in rows]
     if not more:
         return first
@@ -149,7 +149,7 @@ def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
 
 
 def _lines(rows: list[dict[str, Any]], unit: str) -> str:
-    """Return part and places of rows, the first of them if they are many."""
+    """Return the part and the locations of rows, limited to the first rows."""
     part, first = rows[0]["part"], [_location(row) for row in rows[:_LINES]]
     if len(rows) == 1:
         return f"{part}, {unit} {first[0]}"

@@ -1,4 +1,4 @@
-"""The audit of a dataset or a run: lengths, duplicates, template problems, dropped turns and rejected rows."""
+"""Audit a dataset or a run: lengths, duplicates, template problems, dropped turns and rejected rows."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from perturn.policy.examples import Example, encode_example
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
-"""Examples listed of each kind of finding."""
+"""Number of examples that are listed for each kind of finding."""
 
 
 def audit(
     data: Path, model: str, max_length: int | None = None, chat_template: str | None = None
 ) -> dict[str, Any]:
-    """Examine data as training would see it, without training.
+    """Examine training data as training would read it, without training.
 
     Args:
-        data: Rows from any source, or a run folder: its expert trajectories and its pairs, recorded or as they would be
-            made.
-        model: Whose tokenizer, chat template and context length count.
-        max_length: Length limit in tokens; None: the model's own.
-        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+        data: Rows from any source, or a run folder. From a run, the recorded training rows are read: expert
+            trajectories, pairs, explored groups and outcomes.
+        model: Model whose tokenizer, chat template and context length are used.
+        max_length: Length limit in tokens. If None, the run's limit is used, or else the model's context length.
+        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
 
     Raises:
-        PerturnError: If nothing can be read, or there is no such model.
+        PerturnError: If the data cannot be read, or the model does not exist.
     """
     context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     run, recipe = RunPaths(data), recipe_of(data)
@@ -92,7 +92,7 @@ def audit(
 
 
 def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
-    """Return the files of rows that a run has, by the names of their parts."""
+    """Return the row files of a run, by the name of each part."""
     parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
     if makes(recipe, "groups"):
         parts["explored"] = run.trajectories(f"explore{run.mark}")
@@ -106,7 +106,7 @@ def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
 
 @dataclass
 class _Part:
-    """One file's rows, as training would see them."""
+    """Audit of the rows of one file."""
 
     name: str
     view: View
@@ -118,13 +118,13 @@ class _Part:
     control_tokens: list[dict[str, Any]] = field(default_factory=list)
     not_as_sampled: int = 0
     failed: int = 0
-    """Rows that training leaves out, since an episode in them FAILED."""
+    """Number of rows that training leaves out because of a FAILED episode."""
     silent_turns: int = 0
     tally: Tally = field(default_factory=Tally)
     traffic: Traffic = field(default_factory=Traffic)
 
     def add(self, record: Record, row: Row | DataError) -> None:
-        """Take in one row, or note why training would refuse it."""
+        """Add a row to the audit, or record why training would reject it."""
         number = record.number
         try:
             if isinstance(row, DataError):
@@ -156,7 +156,7 @@ class _Part:
             )
 
     def _control_tokens(self, side: Trajectory) -> Iterator[tuple[int | None, str, list[str]]]:
-        """Yield each text of a trajectory that holds control tokens, with its turn, its place and these tokens."""
+        """Yield each text of a trajectory that contains control tokens, with its turn, its location, and the tokens."""
         renderer = self.view.renderer
         control = renderer.control
         texts: list[tuple[int | None, str, list[str]]] = [
@@ -179,7 +179,7 @@ class _Part:
         return said.text.strip() == action.text.strip()
 
     def summary(self) -> dict[str, Any]:
-        """Return counts, lengths, duplicates, cuts."""
+        """Return counts, lengths, duplicates, and turns that would be cut."""
         sides = [side for example in self.examples for side in example.sides]
         cut = [
             number
@@ -213,7 +213,7 @@ class _Part:
         }
 
     def _duplicates(self) -> dict[str, Any]:
-        """Return rows that are the same tokens, and chosen sides that several rows share."""
+        """Return rows with equal tokens, and chosen sides that occur in several rows."""
         first: dict[tuple[tuple[int, ...], ...], int] = {}
         rows = []
         for number, example in zip(self.numbers, self.examples, strict=True):
@@ -233,12 +233,12 @@ def _sides(row: Trajectory | PreferencePair) -> tuple[Trajectory, ...]:
 
 
 def _turn_lengths(side: Encoded) -> Iterable[int]:
-    """Return loss tokens of every turn."""
+    """Return the number of loss tokens of every turn."""
     return Counter(turn for turn in side.turn if turn != NO_TURN).values()
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
-    """Return least, median, upper quantiles, most; empty if there is no value."""
+    """Return the minimum, median, upper quantiles and maximum of some values; empty without values."""
     if not values:
         return {}
     points = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -246,7 +246,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 
 def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
-    """Return facts of a run on its data beyond the rows."""
+    """Return further facts about the data of a run."""
     facts: dict[str, Any] = {}
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)

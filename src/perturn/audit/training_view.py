@@ -1,4 +1,4 @@
-"""Data as the training would see it."""
+"""Encode data as training would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perturn.table import locate
 
 @dataclass(frozen=True)
 class View:
-    """Rules by which rows become tokens with weights."""
+    """Rules for converting rows to tokens with weights."""
 
     renderer: Renderer
     max_length: int | None
@@ -29,15 +29,15 @@ class View:
     loss: dict[str, Any]
     """Name and settings of the loss whose weights are shown."""
     credit: dict[str, Any] | None
-    """Name and settings of the credit; None: the loss's own."""
+    """Name and settings of the credit. If None, the loss's own credit is used."""
     branches: Path | None = None
-    """Branches of a run that are rows too."""
+    """File of a run's branches, if they are training rows too."""
     own_turns: bool = False
     """Whether a branched episode carries loss only on the turns after its branching point."""
 
     @property
     def tokenizer(self) -> Any:
-        """Chat template of the model."""
+        """Tokenizer of the model, with the chat template."""
         return self.renderer.tokenizer
 
 
@@ -48,17 +48,17 @@ def view_of(
     max_length: int | None = None,
     chat_template: str | None = None,
 ) -> View:
-    """Return a run's own settings, or the settings of a file from elsewhere.
+    """Return the rules of a run's own training, or default rules for other data.
 
     Args:
-        data: JSONL file or run folder.
-        model: Whose tokenizer counts.
-        loss_name: Loss whose weights are shown; None: the loss of the run's alignment, else tlm-dre.
-        max_length: Length limit in tokens; None: the run's, else none.
-        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+        data: A source of rows, or a run folder.
+        model: Model whose tokenizer is used.
+        loss_name: Loss whose weights are shown. If None, it is the loss of the run's alignment, or else tlm-dre.
+        max_length: Length limit in tokens. If None, the run's limit is used, or else no limit.
+        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
 
     Raises:
-        PerturnError: If there is no such model, or its chat template cannot be used.
+        PerturnError: If the model does not exist, or its chat template cannot be used.
     """
     recipe = recipe_of(data)
     align = recipe.align if recipe else None
@@ -79,7 +79,7 @@ def view_of(
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
-    """Return the newest branches of a run with groups, if its credit trains on them."""
+    """Return the newest branches of a run, if the run's credit trains on branches."""
     file = run.trajectories(f"branch{run.mark}")
     return file if file.is_file() and _credit(loss, section).traits.trains_branches else None
 
@@ -90,20 +90,20 @@ def _credit(loss: dict[str, Any], section: dict[str, Any] | None) -> Any:
 
 
 def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
-    """Return whether the credit of a loss trains own turns alone."""
+    """Return whether the credit of a loss trains only the own turns of branches."""
     found: bool = locate("perturn.training.credit_choice:trains_own_turns")(_credit(loss, section))
     return found
 
 
 def recipe_of(data: Path) -> Recipe | None:
-    """Return the recipe of a run folder, if it is one."""
+    """Return the recipe of a run folder; None for other data."""
     paths = RunPaths(data)
     return read_recipe(paths.recipe) if paths.is_run else None
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Episodes that a policy of a run played for Best-of-N, and how the run would see them."""
+    """Episodes that a policy of a run played for best-of-n, and the rules of the run's training."""
 
     file: Path
     max_length: int | None
@@ -111,10 +111,10 @@ class Drawn:
 
 
 def drawn_by(run: Path, policy: str) -> Drawn:
-    """Return all episodes of a policy on the evaluation tasks, not only the episodes that are scored.
+    """Return all episodes that a policy played in its best-of-n evaluation, and not only the chosen ones.
 
     Raises:
-        ConfigError: If there are none, naming the policies that have some.
+        ConfigError: If the policy has no such episodes. The message names the policies that have.
     """
     paths, reader = RunPaths(run), "--drawn names a policy of a run"
     recipe = required(recipe_of(run), f"the recipe of {str(run)!r}", reader, "give a run folder")
@@ -126,20 +126,20 @@ def drawn_by(run: Path, policy: str) -> Drawn:
 
 
 def model_of(data: Path, model: str | None) -> str:
-    """Return the model to inspect with: the one given, or else the reference of the run's newest iteration.
+    """Return the model for inspecting data: the given model, or else the reference of the run's newest iteration.
 
-    If the policy was deleted, as in earlier iterations, take the policy that this iteration made.
+    If that policy was deleted, as policies of earlier iterations are, the policy that the iteration trained is used.
 
     Raises:
         ConfigError: If no model is given and the data is not a run.
-        DataError: If there is no such data, so that no model is looked up for it.
+        DataError: If the data do not exist, so that no model needs to be found.
     """
     recipe = recipe_of(data)
     if recipe is not None:
         paths = RunPaths(data)
         newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
         policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
-        if makes(recipe, "single", "labelled"):  # which may have learned words that no earlier one knows
+        if makes(recipe, "single", "labelled"):  # the trained policy may have added tokens
             policies.reverse()
         folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
         begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name
@@ -155,7 +155,7 @@ def _is_there(policy: Path) -> bool:
 
 
 def totals(examples: Sequence[Example]) -> dict[str, int]:
-    """Return counts over all sides of all rows."""
+    """Return the counts of turns and tokens over all sides of all rows."""
     sides = [side for example in examples for side in example.sides]
     return {
         "trajectories": len(sides),

@@ -1,4 +1,4 @@
-"""Show which token carries which weight: the audit of masks before a GPU hour is spent."""
+"""Show the weight of each token, so that masks can be checked before training."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def inspect_json(
     limit: int | None = None,
     chat_template: str | None = None,
 ) -> Iterator[str]:
-    """Yield one JSON object per row: the tokens of each side with role, turn and whether they carry loss.
+    """Yield a JSON object for each row, with each side's tokens, their roles and turns, and whether they carry loss.
 
-    Where the policy saw a shortened history, each turn is a `sequence` of its own, and the tokens have its number.
+    If the policy saw a shortened history, each turn is a separate sequence. Each token then has the number of its
+    `sequence`.
 
-    Of a row that training would refuse the object has its line as `row`, and the `reason`.
+    A row that training would reject gives an object with its number as `row`, and the `reason`.
 
     Raises:
-        DataError: After the last row, naming those that were refused.
+        DataError: After the last row, if rows were rejected. The message names them.
     """
     _check_limit(limit)
     view = view_of(data, model, max_length=max_length, chat_template=chat_template)
@@ -73,9 +74,9 @@ def inspect_json(
 def _encoded(
     source: Source, data: Path, view: View, tally: Tally | None = None
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
-    """Yield each row's place, and the row as tokens with the weights it has, or why training would refuse it.
+    """Yield each record with its encoded row and weights, or with the error that would make training reject the row.
 
-    Episodes that FAILED are left out, as in training.
+    FAILED episodes are left out, as in training.
     """
     given = _given(data, view)
     for record, row in _numbered(source, view, tally):
@@ -103,7 +104,7 @@ def _encoded(
 
 
 def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Yield each row with its record. Rows of branches follow, if they are trained on, with the next numbers."""
+    """Yield each row with its record. Rows of branches follow with the next numbers, if branches are trained on."""
     number = 0
     for record, row in read_each(source, tally):
         number = record.number
@@ -116,7 +117,7 @@ def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple
 
 
 def _file(data: Path) -> Path:
-    """Return the rows to show: for a run, the training rows of its newest alignment."""
+    """Return the file of rows to show. For a run, these are the training rows of its newest alignment."""
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is None:
         return data
@@ -128,7 +129,7 @@ def _file(data: Path) -> Path:
 
 
 def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
-    """Return weights that a run has written down for its groups, by task and sample; none of pairs and files."""
+    """Return the recorded weights of a run's groups, by task and sample; empty for pairs and for other data."""
     recipe, paths = recipe_of(data), RunPaths(data)
     if recipe is None or not makes(recipe, "groups"):
         return {}
@@ -140,7 +141,7 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
 
 
 def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
-    """Reject a source with bad rows, or without any."""
+    """Raise a DataError if a source has rejected rows, or no rows."""
     if refused:
         raise DataError(named(source, refused))
     if empty:
@@ -175,20 +176,20 @@ def inspect(
     limit: int = 3,
     chat_template: str | None = None,
 ) -> None:
-    """Print rows in colour, each turn with its confidence and weight, and totals.
+    """Print rows in colour, with the confidence and weight of each turn, and then totals.
 
     Args:
         data: Rows from any source, or a run folder.
         model_name: Reference policy and tokenizer.
-        loss_name: Loss whose turn weights are shown; None: the run's own, else tlm-dre.
-        console: Where to print.
-        max_length: As in training.
-        limit: Rows to print; totals count all rows.
-        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+        loss_name: Loss whose turn weights are shown. If None, it is the run's loss, or else tlm-dre.
+        console: Console for the output.
+        max_length: Length limit in tokens, as in training.
+        limit: Maximum number of rows to print. Totals include all rows.
+        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
 
     Raises:
-        ConfigError: If there is no such loss.
-        DataError: After all is printed, naming the rows that training would refuse.
+        ConfigError: If the loss does not exist.
+        DataError: After the output, if training would reject rows. The message names them.
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
@@ -208,7 +209,7 @@ def inspect(
             sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
             for name, side, of_turns, clip in sides:
                 console.rule(f"{source.unit} {label} {name}")
-                factors = dict(zip(of_turns, clip, strict=False))  # empty: there are none
+                factors = dict(zip(of_turns, clip, strict=False))  # empty if the loss clips no turn
                 console.print(_coloured(side, of_turns, factors, view.tokenizer))
         _legend(console)
         _totals(console, list(examples.values()))
@@ -240,7 +241,7 @@ def _coloured(
 
 
 def _kind(weight: float, lowest: float, highest: float) -> str:
-    """Return how a weight is shown: advantages by their sign, others by whether they are the highest."""
+    """Return the style of a weight: by its sign for advantages, else by whether it is the highest weight."""
     if lowest < 0:
         return "high" if weight > 0 else "low" if weight < 0 else "one"
     return "one" if highest == lowest else "high" if weight == highest else "low"

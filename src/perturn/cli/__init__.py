@@ -1,4 +1,4 @@
-"""The command line: parses, prints, exits. `perturn --help` lists the exit codes."""
+"""Command line of Perturn. It parses arguments, prints results and sets exit codes, which `perturn --help` lists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDER = (
     *("init", "check-env", "check-credit", "check-judge", "convert", "import-logs"),
     *("measure", "inspect", "watch", "verify", "list", "export", "compare", "play"),
 )
-"""Order of the commands in `perturn --help`: the loop, in the order of its stages, comes first."""
+"""Order of the commands in `perturn --help`. The commands of the loop come first, in the order of its stages."""
 
 app.registered_commands.sort(key=lambda each: ORDER.index(str(each.name)))
 
@@ -35,19 +35,19 @@ __all__ = ["ORDER", "app", "main"]
 
 
 def main() -> None:
-    """Run the command line; explained mistakes exit with 2 and no traceback."""
+    """Run the command line. Errors of Perturn are printed without a traceback, and exit with code 2."""
     try:
         app()
     except (PerturnError, OSError) as error:
         if isinstance(error, OSError) and is_storage_error(error):
             error = storage_error(error.filename or "a file", error)
-        notices.quiet = False  # of several processes, only this one may know
+        notices.quiet = False  # of several processes, this may be the only one that failed
         said = f"error: {error}".encode("utf-8", "backslashreplace").decode()
         notices.print(said, style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
     except (KeyboardInterrupt, SystemExit) as ended:
         if getattr(ended, "code", STOPPED) != STOPPED:
             raise
-        if sys.argv[1:2] not in (["play"], ["serve"]):  # a person's episode is over, as is an endpoint
+        if sys.argv[1:2] not in (["play"], ["serve"]):  # they do not resume
             notices.print("stopped; the same command goes on from here")
         raise SystemExit(STOPPED) from None

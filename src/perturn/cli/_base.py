@@ -20,7 +20,7 @@ from perturn.train_processes import leads, world_size
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
 
 STOPPED = 130
-"""Exit code of Ctrl-C, which typer already makes of it."""
+"""Exit code after Ctrl-C, the same as typer's."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,11 +60,11 @@ def _options(
 
 
 results = Console()
-"""Where results go; notices and progress go to standard error."""
+"""Console for results. Notices and progress go to standard error."""
 
 
 def existing(path: Path | None) -> Path | None:
-    """Return a path of the command line, refused if there can be no such file."""
+    """Return a path from the command line, or raise an error if no file can have this name."""
     return None if path is None else user_path(path, "path")
 
 
@@ -96,7 +96,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON object on one line, once if several processes have it."""
+    """Print a JSON object on one line. With several processes, only the first prints."""
     if leads():
         sys.stdout.write(json.dumps(value) + "\n")
 
@@ -107,10 +107,10 @@ def command(
     """Register a command whose help ends with examples.
 
     Args:
-        name: Of the command.
-        examples: What follows `perturn NAME`, one per line.
-        codes: Exit codes beyond the usual, if there are any.
-        panel: Heading in the list of commands.
+        name: Name of the command.
+        examples: Arguments after `perturn NAME`, one example for each line.
+        codes: Description of additional exit codes; None if there are none.
+        panel: Heading of the command in the list of commands.
     """
     lines = [f"Example: perturn {name} {example}".rstrip() for example in examples]
     exits = [f"Exit codes: {codes}"] if codes else []

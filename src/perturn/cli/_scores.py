@@ -57,7 +57,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def print_comparison(found: Mapping[str, Any] | None) -> None:
-    """Print a paired comparison in two sentences, if there is one."""
+    """Print a paired comparison in two sentences; nothing for None."""
     from perturn.analysis.number_text import comparison_sentences
 
     for sentence in comparison_sentences(found) or ():

@@ -1,4 +1,4 @@
-"""The commands of credits: credit, which weighs stored groups, and check-credit, which measures a credit."""
+"""Commands on credits: `credit` computes the weights of stored groups, and `check-credit` measures a credit."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ _COLUMNS = {
     "mean": "mean weight",
     "spread": "standard deviation",
 }
-"""Headings of the tables of `perturn credit`, by the keys of its counts."""
+"""Column headings in the tables of `perturn credit`, by the keys of its counts."""
 
 
 def _print_iterations(found: Mapping[str, Any]) -> None:
-    """Print episodes by bin with the weights of trained turns, then groups, of each iteration."""
+    """Print tables of all iterations: episodes by bin with the weights of trained turns, and groups."""
     counted = list(found["iterations"][0]["counts"])
     groups = counted.index("groups")
     name = escape(str(found["credit"]["name"]))
@@ -106,7 +106,7 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
 
 
 def _print_turns(one: Mapping[str, Any]) -> None:
-    """Print an iteration's weights by turn."""
+    """Print the weights of an iteration by turn number."""
     shown = Table(title=f"weights by turn, iteration {one['iteration']}")
     for column in ("turn", "episodes", "mean", "spread"):
         shown.add_column(_COLUMNS.get(column, column))
@@ -116,7 +116,7 @@ def _print_turns(one: Mapping[str, Any]) -> None:
 
 
 def _print_comparison(found: Mapping[str, Any], name: str, other: str) -> None:
-    """Print how far two credits agree, and where they do not."""
+    """Print how far two credits agree, and the turns on which they disagree most."""
     from perturn.report.credit_figures import sentences
 
     for sentence in sentences(found, name, other):

@@ -1,4 +1,4 @@
-"""Exports of a run: rows for other libraries, and policies for the Hub."""
+"""Commands that export a run: rows for other libraries, and policies for the Hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINED_BY_TRL = (
     "TRL's trainers put loss on all of a completion, what the environment said included; SFTConfig("
     "assistant_only_loss=True) leaves that out where TRL knows the chat template, and TurnTrainer always does."
 )
-"""Said with every export of rows, since nothing else shows it."""
+"""Note that is printed with every export of rows, because no other message says this."""
 
 
 @command(

@@ -1,4 +1,4 @@
-"""The command check-judge: how far the judge of a recipe agrees with labels."""
+"""Command `check-judge`, which measures how far the judge of a recipe agrees with labels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_judge(
 
 
 def _cells(found: Any) -> tuple[str, str, str]:
-    """Return value, interval and n of a figure; a dash where it is not defined."""
+    """Return the value, the interval and n of a figure as text; a dash if the figure is undefined."""
     if not isinstance(found, dict):
         return ("-" if found is None else f"{found:.3f}"), "", ""
     low, high = ("-" if end is None else f"{end:.3f}" for end in found["interval"])

@@ -1,4 +1,4 @@
-"""Import logs of model calls."""
+"""Command `import-logs`, which imports logs of model calls and rollouts of other trainers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WORDS = {
     "unmatched": "of no call of the log",
     "other_names": "of other names",
 }
-"""Bins in words."""
+"""Descriptions of the bins into which imported turns, calls and entries are counted."""
 
 
 @command(
@@ -109,7 +109,7 @@ def import_logs(
 
 
 def _decoder(model: str) -> Decode:
-    """Return a function that decodes token ids of a model."""
+    """Return a function that decodes token ids with a model's tokenizer."""
     from perturn.chat.model_names import load_tokenizer
 
     tokenizer = load_tokenizer(model)
@@ -124,7 +124,7 @@ def _decoder(model: str) -> Decode:
 
 
 def _summary(found: LogAccount) -> list[str]:
-    """Return a line for each kind of thing that was counted."""
+    """Return a line of text for each kind of counted item."""
     lines = [
         f"{found.format}: {_sum(found.calls, 'entries')}",
         _sum(found.episodes, "episodes"),
@@ -145,12 +145,12 @@ def _summary(found: LogAccount) -> list[str]:
 
 
 def _sum(bins: Counter[str], unit: str) -> str:
-    """Return a number and its parts in words."""
+    """Return a total with its bins as text."""
     parts = " + ".join(f"{bins[name]} {words}" for name, words in _WORDS.items() if bins[name])
     return f"{bins.total()} {unit}{f' = {parts}' if parts else ''}"
 
 
 def _sum_of_breaks(broke: Counter[Cause]) -> str:
-    """Return why requests opened another sequence of their episode."""
+    """Return the causes of new sequences within episodes as text; empty if there are none."""
     causes = ", ".join(f"{count} {cause}" for cause, count in broke.most_common())
     return f"; opened within an episode: {causes}" if causes else ""

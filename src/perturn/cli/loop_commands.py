@@ -1,4 +1,4 @@
-"""The loop and its stages: run, collect, pair, train, report."""
+"""Commands of the loop and of its stages, such as run, collect, pair, train and report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STAGES = {
         "runs/demo-scienceworld --dry-run",
     ),
 }
-"""Commands that do a part of the loop: help and examples."""
+"""Commands that run a part of the loop, each with its help and examples."""
 
 
 @command(
@@ -99,7 +99,7 @@ def run(
 
 
 def _stage_command(name: str, says: str, *examples: str) -> None:
-    """Add the command that does the stages of one kind."""
+    """Register a command that runs the stages of one kind."""
 
     def stage(
         source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
@@ -131,7 +131,7 @@ for _name, _says in STAGES.items():
 
 
 def _began() -> float:
-    """Return when this command began. A process older than a minute, such as a notebook, did something else before."""
+    """Return the start time of this command. A process older than a minute, such as a notebook, has done other work."""
     return max(psutil.Process().create_time(), time.time() - 60)
 
 
@@ -142,7 +142,7 @@ def show_plan(
     as_json: bool,
     gpu_memory: float | None = None,
 ) -> None:
-    """Print the plan of a recipe, and exit with 1 if it could not run."""
+    """Print the plan of a recipe. Exit with code 1 if the recipe cannot run on this machine."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.estimate.dry_run import Plan, make_plan, print_plan
     from perturn.run.follow_up import planned
@@ -228,7 +228,7 @@ def report(
         return
     folders = []
     for path in paths:
-        if path.is_dir() and not overrides:  # made by whatever version: its recipe need not be one of ours
+        if path.is_dir() and not overrides:  # its recipe may be of another version
             tell_changed(path)
             folders.append(path)
             continue

@@ -1,4 +1,4 @@
-"""The command measure: what each turn was worth, and how well each credit finds it."""
+"""Command `measure`, which measures the advantage of each turn, and how well each credit agrees with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perturn.errors import by_reason
 from perturn.table import locate
 
 LEFT_OUT = {"loss_found", "step_cosine"}
-"""Scores that the report has and the terminal leaves out, so that each table fits 80 columns."""
+"""Scores that only the report shows, so that each table in the terminal fits 80 columns."""
 
 
 @command(
@@ -83,7 +83,7 @@ def _print_forecast(planned: Mapping[str, Any]) -> None:
 
 
 def _answers(world: Mapping[str, Any]) -> str:
-    """Return whether the environment is deterministic, and the evidence."""
+    """Return a sentence on the kind of the environment, with the evidence."""
     return (
         f"The environment is {world['kind']}: {world['came_back']} of {world['episodes']} replayed episodes gave the "
         "same observations"

@@ -1,4 +1,4 @@
-"""Scores: of any model or of a run's policies, of one run against another, and of yourself."""
+"""Commands on scores: `evaluate` policies, `compare` runs, and `play` a task yourself."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def play(
     from perturn.run.score_recipe import scoring_recipe
 
     with ExitStack() as opened:
-        # Before the play, so that an output that cannot be written costs no episode.
+        # Open the output before the episode, so that an output that cannot be written costs no episode.
         file = None if output is None else user_path(output, "output")
         store = None if file is None else opened.enter_context(TrajectoryStore(file))
         words = overrides or []
@@ -180,13 +180,13 @@ def play(
 
 
 def _free(store: TrajectoryStore, task: str) -> int:
-    """Return the first sample of a task that is not recorded yet."""
+    """Return the first sample number of a task that is not recorded yet."""
     taken = store.keys()
     return next(sample for sample in count() if (task, sample) not in taken)
 
 
 def _ask() -> str:
-    """Return a person's line; an empty one asks again."""
+    """Return a line that the user types. An empty line asks again."""
     while not (typed := input("> ")).strip():
         pass
     return typed

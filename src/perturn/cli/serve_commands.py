@@ -1,4 +1,4 @@
-"""The command that serves a policy through the protocols of agent programs."""
+"""Command `serve`, which serves a policy through the protocols of agent programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
 
 KEY = "PERTURN_API_KEY"
-"""Environment variable that holds the key of clients."""
+"""Environment variable that holds the clients' API key."""
 
 
 @command(

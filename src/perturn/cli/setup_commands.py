@@ -1,4 +1,4 @@
-"""Commands that make or check the inputs of a run: a recipe, a model, an environment."""
+"""Commands that create or check the inputs of a run: a recipe, a model, an environment."""
 
 from __future__ import annotations
 

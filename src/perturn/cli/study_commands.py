@@ -1,4 +1,4 @@
-"""Studies: methods compared over seeds and environments."""
+"""Command `study`, which compares methods over seeds and environments."""
 
 from __future__ import annotations
 

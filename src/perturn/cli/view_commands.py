@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: inspect data, watch a run, list the entries of a table."""
+"""Commands that only read: `inspect` data, `watch` a run, `verify` its files, and `list` the entries of a table."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def list_table(
 
 
 def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
-    """Return a loss, a credit or a quantity in a few lines."""
+    """Return a few lines on a loss, a credit or a quantity."""
     lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
     told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
     return "\n".join([says, *told])

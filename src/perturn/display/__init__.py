@@ -1,1 +1,1 @@
-"""Progress of a run in the terminal."""
+"""Show the progress of a run in the terminal."""

@@ -1,4 +1,4 @@
-"""Progress of episodes, measured in the turns that are played and those that are still to be expected."""
+"""Measure the progress of episodes in turns: turns that were played, and turns that are still expected."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from perturn.episodes.world_threads import Hear, ignore
 from perturn.types import EpisodeProtocol, Prompt, Trajectory, succeeded
 
 _LONGEST = 1000
-"""Turns beyond which no episode is expected to go, whatever its limit."""
+"""Number of turns beyond which no episode is expected to continue, whatever its limit."""
 _DOUBT = 2.0
-"""Episodes that the mean length counts for, where the chance of an end after a certain turn is estimated."""
+"""Weight of the overall rate, in episodes, in the estimated probability that an episode ends after a certain turn."""
 
 
 @contextmanager
 def episode_bar(
     what: str, done: int, missing: Sequence[Job], protocol: EpisodeProtocol
 ) -> Iterator[tuple[Work, Hear]]:
-    """Show a bar of episodes that is measured in turns, with how many a policy has solved, and its success at the end.
+    """Show a bar of episodes, measured in turns, with the number of solved episodes and the final success rate.
 
     Args:
         what: Name of the episodes.
-        done: Episodes that were played before.
-        missing: Episodes to play now.
-        protocol: Their rules.
+        done: Number of episodes that were played before.
+        missing: Episodes that are to be played now.
+        protocol: Protocol of the episodes.
 
-    Yields: The bar, and a function that is given all texts of the episodes.
+    Yields: The bar, and a function that must be called with every prompt and every finished trajectory.
     """
     turns, over, solved, asks = Turns(missing, protocol), 0, 0, False
     with bar(what, done + len(missing), done, "episodes", turns) as shown:
@@ -41,7 +41,7 @@ def episode_bar(
                 shown.begin()
             else:
                 over, solved = over + 1, solved + succeeded(said)
-                # Not a rate before the end: the first to end are the short ones, and of these most are solved.
+                # No success rate before the end: the first episodes to end are short and mostly solved.
                 rate = f"success {solved / over:.0%}" if over == len(missing) else f"{solved} solved so far"
                 shown.note = rate if asks else ""
             shown.look()
@@ -51,36 +51,37 @@ def episode_bar(
 
 @contextmanager
 def unseen(*_: object) -> Iterator[tuple[Work, Hear]]:
-    """Like `episode_bar`, for episodes that are played while another stage shows progress: show nothing."""
+    """Show nothing. This replaces `episode_bar` for episodes that are played while another stage shows progress."""
     yield Work(""), ignore
 
 
 class Turns:
-    """Turns of the episodes that are being played: those that are over, and how many more to expect.
+    """Turns of the running episodes: how many were played, and how many more are expected.
 
-    The chance that an episode ends after its t-th turn is the share that did so among the episodes that got that far,
-    running ones included. While few got that far, it is drawn to the share over all turns. No episode is expected to
-    go beyond its turn limit. So the first episodes to end, which are the short ones, do not pass for all of them.
+    The probability that an episode ends after its t-th turn is estimated from the episodes that reached this turn, by
+    the share that ended. If few episodes reached it, the estimate is shrunk towards the share over all turns. Running
+    episodes are included, and turn limits are respected. So the first finished episodes, which are short, do not bias
+    the estimate.
     """
 
     unit = "turns"
 
     def __init__(self, jobs: Sequence[Job], protocol: EpisodeProtocol) -> None:
-        """Start with nothing played.
+        """Start before any turn is played.
 
         Args:
             jobs: The episodes to play.
-            protocol: Their rules, which say how many turns each may take.
+            protocol: Protocol of the episodes, which limits their turns.
         """
         self._begun = {job.conversation: len(job.begun.turns[: job.kept]) if job.begun else 0 for job in jobs}
         self._limits = {job.conversation: _limit(job, protocol) for job in jobs}
         self._running: dict[str, int] = {}
         self._over: dict[str, int] = {}
         self.amount = 0.0
-        """Turns played in this call."""
+        """Number of turns played in this call."""
 
     def hear(self, said: Prompt | Trajectory) -> None:
-        """Take note of a prompt, which follows a turn unless it is the first one, or of the end of an episode."""
+        """Record a prompt or the end of an episode. Every prompt but the first follows a turn."""
         if isinstance(said, Prompt):
             if said.of_user:
                 return
@@ -93,14 +94,14 @@ class Turns:
         del self._running[conversation]
 
     def _come_to(self, conversation: str, turns: int) -> None:
-        """Record how far an episode has come; turns that are played again after a lost world count again."""
+        """Record the number of turns of an episode. Turns repeated after a lost environment are counted again."""
         before = self._running.get(conversation, 0)
         self.amount += max(0, turns - before)
         self._running[conversation] = max(turns, before)
 
     @property
     def left(self) -> float:
-        """Expected turns of running and waiting episodes."""
+        """Expected number of turns of running and waiting episodes."""
         running, over = dict(self._running), dict(self._over)
         more = {limit: self._more(limit, running, over) for limit in set(self._limits.values())}
         expected = 0.0
@@ -110,7 +111,7 @@ class Turns:
         return expected
 
     def _more(self, limit: int, running: Mapping[str, int], over: Mapping[str, int]) -> list[float]:
-        """Return the expected number of further turns of an episode with this limit, after 0 to `limit` turns."""
+        """Return the expected number of further turns, after 0 to `limit` turns, of an episode with this limit."""
         reached, early = [0] * (limit + 2), [0] * (limit + 1)
         for conversation, turns in over.items():
             reached[min(turns, limit)] += 1
@@ -129,7 +130,7 @@ class Turns:
 
 
 def _limit(job: Job, protocol: EpisodeProtocol) -> int:
-    """Return turns that an episode may still take, every extension given."""
+    """Return the number of turns that an episode may still take, if all extensions are granted."""
     control = protocol.turns
     limit = protocol.limit(job.task) + ((control.extend or 0) * control.times if control else 0)
     limit -= len(job.begun.turns[: job.kept]) if job.begun else 0

@@ -1,4 +1,4 @@
-"""The iterations of an online run while it works: success with its interval, a sparkline, and the time left."""
+"""Show the iterations of a running online run: success with its interval, a sparkline, and the time left."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from perturn.watch import Watcher, ledger, rate, sparkline
 from perturn.watch.iteration_view import Iteration
 
 _RECENT = 3
-"""Stages of a kind whose mean time is expected of the next one."""
+"""Number of latest stages of a kind whose mean time predicts the next stage."""
 
 
 def shows_iterations(run: Run, planned: Sequence[Stage]) -> bool:
-    """Return whether a call does several iterations with their exploration, so that it has success rates to show."""
+    """Return whether to show iterations: only in the leading process, and only for a call that explores repeatedly."""
     explored = {iteration_of(stage.name) for stage in planned if stage.name.startswith("explore")}
     return leads() and len(explored - {None}) > 1
 
 
 @contextmanager
 def doing(stage: Stage, iterations: Iterations | None) -> Iterator[None]:
-    """Show the running stage while the block runs: its name, or its place in the iteration."""
+    """Show the running stage while the block runs, by its name or by its place in the iteration."""
     number = iteration_of(stage.name)
     if iterations is None or number is None:
         console.print(stage.name, style="bold")
@@ -40,14 +40,14 @@ def doing(stage: Stage, iterations: Iterations | None) -> Iterator[None]:
 
 
 class Iterations:
-    """The iterations that a call runs, for the screen: it is informed of each stage."""
+    """Display of the iterations in a call."""
 
     def __init__(self, run: Run, planned: Sequence[Stage]) -> None:
-        """Read the iterations that are done already.
+        """Read the iterations that are already done.
 
         Args:
-            run: The run, which is open.
-            planned: The stages that this call does, in order.
+            run: The open run.
+            planned: Stages of this call, in order.
         """
         self._run, self._planned = run, planned
         self._watcher = Watcher(run.folder)
@@ -56,7 +56,7 @@ class Iterations:
 
     @contextmanager
     def doing(self, stage: Stage) -> Iterator[None]:
-        """Show the iterations while one of their stages is done, and leave a line at the end of each iteration."""
+        """Show the iterations while one of their stages runs, and print a line at the end of each iteration."""
         number = iteration_of(stage.name)
         self._now, self._since = stage.name, time.monotonic()
         if number is None:
@@ -83,11 +83,11 @@ class Iterations:
         return Text.assemble(*parts, (f"  {self._left()}", "dim"))
 
     def line(self) -> str:
-        """Return the words that a log has after the line of the work under way."""
+        """Return the text that a log line appends to the progress of the current work."""
         return f"iteration {self._number} of {self._run.recipe.iterations}, {self._left()}"
 
     def _summary(self, number: int) -> str:
-        """Return the line that an iteration leaves."""
+        """Return the line that is printed at the end of an iteration."""
         head = f"iteration {number} of {self._run.recipe.iterations}"
         one = next((each for each in self._done if each.number == number), None)
         if one is None:
@@ -102,7 +102,7 @@ class Iterations:
         return sparkline([one.success_rate for one in self._done if one.success_rate is not None][-40:])
 
     def _held_out(self, number: int) -> Iterator[float]:
-        """Yield success of the policy that an iteration made, if it was evaluated."""
+        """Yield the success rate of the policy that an iteration trained, if it was evaluated."""
         for stage in self._planned:
             if stage.command == "evaluate" and iteration_of(stage.name) == number:
                 counts = self._stages.get(stage.name, {}).get("counts", {})
@@ -115,7 +115,7 @@ class Iterations:
         return found
 
     def _left(self) -> str:
-        """Return the time left of all that the call does: stages take as long as the last ones of their kind."""
+        """Return the expected time left for all stages of the call, from the latest times of each kind of stage."""
         spent: dict[str, list[float]] = {}
         for stage in self._planned:
             if self._run.is_done(stage.name):
@@ -136,7 +136,7 @@ class Iterations:
         return f"{'more than' if unknown else 'about'} {clock(left)} left of the run"
 
     def _left_of_now(self, whole: float | None) -> float:
-        """Return the time left of the stage at work, by its bar, else by how long it is expected to take."""
+        """Return the time left of the running stage in seconds, by its bar or else by its expected duration."""
         shown = screen.seconds_left
         if shown is not None:
             return shown
@@ -144,5 +144,5 @@ class Iterations:
 
 
 def _kind(stage: Stage) -> str:
-    """Return the stages that take about as long as this one."""
+    """Return the kind of a stage. Stages of one kind take about equally long."""
     return "evaluate" if stage.command == "evaluate" else stage.name.removesuffix(stage.mark)

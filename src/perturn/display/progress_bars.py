@@ -1,4 +1,4 @@
-"""Progress: a live picture in a terminal, and lines at regular intervals where there is none."""
+"""Show progress: a live display in a terminal, and lines at regular intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from rich.table import Table
 from rich.text import Text
 
 _BURST = 0.5
-"""Seconds within which amounts count as one burst."""
+"""Time within which amounts count as one burst, in seconds."""
 _SPAN = 30.0
-"""Seconds over which a rate is taken, at least; later it is the last half of the time."""
+"""Minimum time over which a rate is taken, in seconds. Later, it is the last half of the elapsed time."""
 
 
 class Pace:
-    """The rate at which an amount grows, from burst to burst.
+    """Rate at which an amount grows, measured from burst to burst.
 
-    A rate that is taken at any moment falls between two bursts and jumps at each. Here both ends of the time that is
-    looked at are ends of bursts, unless the next burst is later than any was before.
+    Amounts often grow in bursts. A rate up to the present would fall between bursts, and jump at each burst. This rate
+    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier ones, the
+    end moves with the clock, and the rate falls.
     """
 
     def __init__(self, began: float) -> None:
-        """Begin with an amount of 0 at a moment, in seconds of any clock."""
+        """Start with an amount of 0 at a time, in seconds of any clock."""
         self._began = self._noted = began
         self._bursts: deque[tuple[float, float, float]] = deque([(began, began, 0.0)])
 
     def note(self, now: float, amount: float) -> None:
-        """Note the amount that is reached; an amount that did not grow is ignored."""
+        """Record the amount reached. An amount that has not grown is ignored."""
         start, _, before = self._bursts[-1]
         if amount <= before:
             return
@@ -50,7 +51,7 @@ class Pace:
             self._bursts.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Return the amount a second; None before anything has grown."""
+        """Return the amount per second; None before the amount has grown."""
         bursts = list(self._bursts)
         if len(bursts) < 2:
             return None
@@ -59,54 +60,54 @@ class Pace:
         return (bursts[-1][2] - before) / max(until - since, 1e-9)
 
     def seconds_left(self, now: float, left: float) -> float | None:
-        """Return the time that a further amount takes; None before a rate is known."""
+        """Return the time in seconds for a further amount; None before a rate is known."""
         rate = self.rate(now)
         return None if rate is None else max(0.0, left / rate - min(now - self._noted, 1 / rate))
 
 
 class Effort(Protocol):
-    """Finer measure of work whose items are too coarse."""
+    """Finer measure of progress, for work whose items are large."""
 
     unit: str
-    """Such as `turns`."""
+    """Name of the unit, such as `turns`."""
 
     @property
     def amount(self) -> float:
-        """Done since the work began."""
+        """Amount that is done since the work began."""
 
     @property
     def left(self) -> float:
-        """Still to do, as far as it is known now."""
+        """Estimated amount that is left."""
 
 
 class Tokens:
-    """Tokens of optimizer steps, counted as they pass, so that a long step is seen to move."""
+    """Tokens that optimizer steps have processed, so that progress is visible within a long step."""
 
     unit = "tokens"
 
     def __init__(self, passed: Callable[[], int], steps: int, a_step: float) -> None:
-        """Begin before a step.
+        """Start before a step.
 
         Args:
-            passed: Returns the tokens that have passed since the beginning.
-            steps: Steps to do.
-            a_step: Tokens of a step, as far as that is known before the first one.
+            passed: Returns the number of tokens processed since the beginning.
+            steps: Number of steps to do.
+            a_step: Expected number of tokens in a step, used until the first step has ended.
         """
         self._passed, self._steps, self._a_step = passed, steps, a_step
         self._done, self._at_step = 0, 0
 
     def stepped(self) -> None:
-        """Take note of the end of a step."""
+        """Record the end of a step."""
         self._done, self._at_step = self._done + 1, self._passed()
 
     @property
     def amount(self) -> float:
-        """Tokens passed."""
+        """Number of processed tokens."""
         return float(self._passed())
 
     @property
     def left(self) -> float:
-        """Tokens of the steps that are left, as many each as the steps before had."""
+        """Expected number of tokens in the remaining steps, by the mean of the steps so far."""
         a_step = self._at_step / self._done if self._done else self._a_step
         begun = min(self._passed() - self._at_step, a_step)
         return max(0.0, a_step * (self._steps - self._done) - begun)
@@ -115,31 +116,31 @@ class Tokens:
 T = TypeVar("T")
 
 console = Console(stderr=True)
-"""Where progress and notices go, so that standard output stays for results."""
+"""Console for progress and notices, so that standard output has only results."""
 EVERY = 15.0
-"""Seconds between two lines about the work under way, if the output is not a terminal."""
+"""Time between two progress lines in seconds, if the output is not a terminal."""
 _WIDTH = 24
-"""Columns of a bar."""
+"""Width of a bar, in columns."""
 
 
 class Work:
-    """Something under way: how far it is, how fast it goes, and how long it may still take."""
+    """Work in progress, with its rate and the time left."""
 
     def __init__(
         self, what: str, total: int | None = None, done: int = 0, unit: str = "", effort: Effort | None = None
     ) -> None:
-        """Start the clock now.
+        """Start the clock.
 
         Args:
             what: Name of the work.
-            total: Number of items, finished ones included; None: they cannot be counted.
-            done: Items that were finished before.
-            unit: The items, such as `episodes`.
-            effort: The finer measure of the work, if items are too coarse.
+            total: Number of items, including finished items; None if they cannot be counted.
+            done: Number of items that were finished before.
+            unit: Name of the items, such as `episodes`.
+            effort: Finer measure of progress than items, from which the rate and the time left are computed.
         """
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self.note = ""
-        """More to say about it, such as the success so far."""
+        """Additional text, such as the success so far."""
         self._before, self._effort = done, effort
         self._began = time.monotonic()
         self._pace = Pace(self._began)
@@ -147,23 +148,23 @@ class Work:
         self._lock = threading.Lock()
 
     def advance(self, items: int = 1) -> None:
-        """Count items that were finished."""
+        """Count finished items."""
         self.done += items
         self.look()
 
     def expect(self, total: int, done: int, unit: str) -> None:
-        """Count items from now on, where it was not known before how many there are."""
+        """Start to count items, once their number is known."""
         self.total, self.done, self.unit, self._before = total, done, unit, done
 
     def begin(self) -> None:
-        """Exclude the time before the first item from the rate, such as the start of worlds."""
+        """Exclude the time before the first item from the rate, such as the time to start environments."""
         if self._pace.rate(time.monotonic()) is None:
             self._pace = Pace(time.monotonic())
 
     def look(self) -> None:
-        """Measure how far it is."""
+        """Update the rate with the current progress."""
         amount = self._effort.amount if self._effort else self.done - self._before
-        with self._lock:  # the screen looks too, in a thread of its own
+        with self._lock:  # the screen also measures, in its own thread
             self._pace.note(time.monotonic(), amount)
 
     def end(self) -> None:
@@ -173,19 +174,19 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Time since it began."""
+        """Elapsed time in seconds."""
         return (self._ended or time.monotonic()) - self._began
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that it may still take; None: not known yet."""
+        """Expected time left in seconds; None if unknown."""
         if self.total is None or self._ended is not None:
             return None
         left = self._effort.left if self._effort else self.total - self.done
         return self._pace.seconds_left(time.monotonic(), left)
 
     def rates(self) -> Iterator[str]:
-        """Yield how fast it goes, for its whole time once it has ended: the finer unit first."""
+        """Yield the rates, in the finer unit first. After the end, rates are over the whole time."""
         now = time.monotonic()
         amount, whole = (self._effort.amount if self._effort else 0.0), self.done - self._before
         per = (
@@ -198,7 +199,7 @@ class Work:
                 yield _rate(count * per, unit)
 
     def line(self) -> str:
-        """Return all of it as a sentence of a log."""
+        """Return the progress as one line of a log."""
         self.look()
         parts = [] if self.total is None else [f"{self.done}/{self.total} {self.unit}".rstrip()]
         if self._effort and self._effort.amount:
@@ -226,17 +227,17 @@ class Work:
 
 
 class Overview(Protocol):
-    """The larger work that includes the work under way."""
+    """Larger work that includes the current work."""
 
     def picture(self) -> RenderableType:
         """Return the line that a terminal shows above the bar."""
 
     def line(self) -> str:
-        """Return the words that a log has after the line of the work under way."""
+        """Return the text that a log line appends to the progress of the current work."""
 
 
 class Screen:
-    """Shows the innermost work under way: live in a terminal, otherwise by a line every `EVERY` seconds."""
+    """Display of the innermost work in progress: live in a terminal, otherwise one line every `EVERY` seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -246,7 +247,7 @@ class Screen:
 
     @contextmanager
     def showing(self, work: Work) -> Iterator[Work]:
-        """Show a work in progress while the block runs."""
+        """Show a piece of work while the block runs."""
         if self._works or self._console.quiet:
             with self._within(work):
                 yield work
@@ -257,7 +258,7 @@ class Screen:
 
     @contextmanager
     def part_of(self, overview: Overview) -> Iterator[None]:
-        """Show a larger work too while the block runs; short parts of it then leave no line."""
+        """Show a larger work while the block runs. Its short parts then print no line of their own."""
         self._overview = overview
         try:
             yield
@@ -266,12 +267,12 @@ class Screen:
 
     @property
     def is_detail(self) -> bool:
-        """Whether messages about a part matter only while it runs, since a larger work is shown."""
+        """Whether messages about a part can be dropped once it has ended, because a larger work is shown."""
         return self._overview is not None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left of the innermost work; None: not known."""
+        """Expected time left of the innermost work in seconds; None if unknown."""
         return next((work.seconds_left for work in self._works[-1:]), None)
 
     @contextmanager
@@ -312,7 +313,7 @@ class Screen:
             thread.join()
 
     def _tell(self, stop: threading.Event) -> None:
-        """Print the progress whenever no line was printed for `EVERY` seconds."""
+        """Print the progress whenever no line has been printed for `EVERY` seconds."""
         while not stop.wait(max(0.05, self._told + EVERY - time.monotonic())):
             if time.monotonic() - self._told < EVERY:
                 continue
@@ -322,25 +323,25 @@ class Screen:
 
 
 screen = Screen(console)
-"""The screen of this process."""
+"""Screen of this process."""
 
 
 def mention(*words: str) -> None:
-    """Print a detail, unless it belongs to a larger work that is shown."""
+    """Print a detail, unless a larger work is shown."""
     if not screen.is_detail:
         console.print(*words)
 
 
 @contextmanager
 def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | None = None) -> Iterator[Work]:
-    """Show a bar while the block runs, and leave a line when it ends.
+    """Show a bar while the block runs, and print a line when the block ends.
 
     Args:
         what: Name of the work.
-        total: Number of items, finished ones included.
-        done: Items that were finished before.
-        unit: The items, such as `episodes`.
-        effort: The finer measure for rate and time left, if items are too coarse.
+        total: Number of items, including finished items.
+        done: Number of items that were finished before.
+        unit: Name of the items, such as `episodes`.
+        effort: Finer measure of progress than items, from which the rate and the time left are computed.
     """
     with screen.showing(Work(what, total, done, unit, effort)) as work:
         yield work
@@ -348,13 +349,13 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
 
 @contextmanager
 def at_work(what: str) -> Iterator[Work]:
-    """Show that work without countable items continues."""
+    """Show that work without countable items is in progress."""
     with screen.showing(Work(what)) as work:
         yield work
 
 
 def track(work: Iterable[T], what: str, unit: str = "") -> Iterator[T]:
-    """Hand the items on and show a bar that counts them."""
+    """Yield the items, and show a bar that counts them."""
     work = list(work)
     with bar(what, len(work), unit=unit) as shown:
         for item in work:
@@ -369,7 +370,7 @@ def clock(seconds: float) -> str:
 
 
 def _rate(rate: float, unit: str) -> str:
-    """Return items a second, or seconds an item where that is below one."""
+    """Return a rate as items per second, or below one as seconds per item."""
     if rate >= 1:
         return f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s"
     each = f"per {unit.removesuffix('s')}" if unit else "each"

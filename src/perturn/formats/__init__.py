@@ -1,1 +1,1 @@
-"""Data of other trainers and of users, read as rows of training."""
+"""Readers of training rows, rollouts and logs in the formats of other trainers and services."""

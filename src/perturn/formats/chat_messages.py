@@ -1,9 +1,9 @@
-"""Convert messages of public chat formats to Perturn's format; only this module knows their keys.
+"""Convert messages of public chat formats to Perturn's format. No other module knows the keys of public formats.
 
-Known are the keys of TRL, OpenAI (chat and fine-tuning), axolotl, ms-swift, LLaMA-Factory and ShareGPT, and of servers
-of the chat-completions protocol. Rows of data sets, answers of servers and imported episodes are all read here. In our
-form the arguments of a call are an object, the thought of an assistant message is `reasoning_content`, and contents are
-text.
+The module knows the keys of TRL, OpenAI (chat and fine-tuning), axolotl, ms-swift, LLaMA-Factory and ShareGPT, and of
+servers of the chat-completions protocol. It reads rows of data sets, answers of servers, and imported episodes. In
+Perturn's format, every content is text, and the arguments of a tool call are an object. The reasoning of an assistant
+message is under `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perturn.io.read_input import parse_json
 from perturn.types import Action, Message
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys under which an assistant message holds its thought."""
+"""Keys that may hold the reasoning of an assistant message."""
 
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 _ALIASES = {
@@ -31,40 +31,40 @@ _ALIASES = {
     **dict.fromkeys(("function", "function_response", "ipython", "observation", "tool_response"), "tool"),
 }
 _CALLS = ("function_call", "tool_call")
-"""Roles of LLaMA-Factory and ms-swift whose content is the JSON text of calls."""
+"""Roles of LLaMA-Factory and ms-swift for messages whose content is the JSON text of tool calls."""
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-"""A thought before the JSON text of calls."""
+"""Pattern of reasoning in front of the JSON text of tool calls."""
 
 _MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale")
-"""Keys that decide whether a message carries loss: OpenAI's, axolotl's, ms-swift's and other trainers'."""
+"""Keys of OpenAI, axolotl, ms-swift and other trainers that say whether a message carries loss."""
 _SPANS = ("train_detail", "training_detail", "reasoning_train_detail", "reasoning_training_detail")
-"""Keys of axolotl that give loss to parts of a message."""
+"""Keys of axolotl that let only parts of a message carry loss."""
 _MEDIA = ("audio", "audios", "image", "images", "video", "videos")
 _COMMON = {"role", "content", "from", "value", "id", "name", "tool_call_id", *_MARKS, *_SPANS, *_MEDIA}
 _DEFAULTS = {"prefix": False, "partial": False, "is_error": False}
-"""Values that mean nothing, of keys that nothing reads."""
+"""Ignored keys, each with its default. A key that holds its default is not reported as ignored."""
 _OF_ASSISTANT = {"tool_calls", "function_call", "refusal", "reasoning_details", *REASONING}
 
 
 @dataclass(frozen=True)
 class Read:
-    """A message in our form."""
+    """A message in Perturn's format."""
 
     message: Message
     trained: bool = True
-    """Whether its keys let an assistant message carry loss."""
+    """Whether an assistant message carries loss, by the keys of the message."""
     is_call: bool = False
-    """Whether it came as a separate message for a call, which belongs to the assistant message before it."""
+    """Whether the message came separately and holds tool calls of the assistant message before it."""
 
 
 def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
-    """Return the messages of a conversation in our form.
+    """Return the messages of a conversation in Perturn's format.
 
     Args:
         value: A list of messages.
-        where: Its place, for error messages.
-        unread: Grows by the keys that nothing reads and that hold more than a default.
+        where: Location of the conversation, for error messages.
+        unread: Set to which ignored keys are added, unless they hold their defaults.
 
     Raises:
         DataError: If a message cannot be read, or asks for an unsupported kind of training.
@@ -88,10 +88,10 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
 
 
 def read_answer(message: Mapping[str, Any], where: str) -> Action:
-    """Return the answer of a server as an action; arguments of a call that are no JSON object stay as they came.
+    """Return a server's answer as an action. Arguments of a tool call that are no JSON object are kept as text.
 
     Raises:
-        DataError: If its content or a call is in no known form.
+        DataError: If the content or a tool call has an unknown form.
     """
     given = {key: value for key, value in message.items() if value is not None}
     said = _said(given, where)
@@ -101,7 +101,7 @@ def read_answer(message: Mapping[str, Any], where: str) -> Action:
 
 
 def _read(message: Any, where: str, unread: set[str]) -> Read:
-    """Return a message in our form."""
+    """Return one message in Perturn's format."""
     if not isinstance(message, Mapping):
         _fail(where, "a message object", message)
     given = {str(key): value for key, value in message.items() if value is not None}
@@ -132,7 +132,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
 
 
 def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -> Read:
-    """Return an assistant message, or a message for its calls, as `Action.message` writes it."""
+    """Read an assistant message, or a separate message that holds its tool calls."""
     trained = _trained(given, where)
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in _CALLS:
@@ -148,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
-    """Return text and thought of the content; a refusal is the text if there is no other text."""
+    """Return the text and the reasoning in the content. If the content has no text, a refusal is the text."""
     content = flatten_said(given.get("content", ""), f"{where}.content")
     said = content if isinstance(content, Said) else Said(content)
     if not isinstance(said.text, str):
@@ -158,7 +158,7 @@ def _said(given: Mapping[str, Any], where: str) -> Said:
 
 
 def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
-    """Return the thought, from its own key or from parts of the content."""
+    """Return the reasoning of a message, from its own key or from the parts of its content."""
     found = {key: given[key] for key in REASONING if given.get(key)}
     for key, value in found.items():
         if not isinstance(value, str):
@@ -175,7 +175,7 @@ def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
 
 
 def _trained(given: Mapping[str, Any], where: str) -> bool:
-    """Return whether the keys that say so let a message carry loss."""
+    """Return whether a message carries loss, by the keys that decide about loss."""
     for key in (each for each in _SPANS if given.get(each)):
         raise DataError(
             f"{where}.{key}: a turn carries loss as a whole or not at all. Mark the message with train, true or false."
@@ -195,7 +195,7 @@ def _trained(given: Mapping[str, Any], where: str) -> bool:
 def _calls(
     given: Mapping[str, Any], where: str, *, unread: set[str] | None = None, tolerant: bool = False
 ) -> list[dict[str, Any]]:
-    """Return calls of an assistant message, under `tool_calls` or the older `function_call`."""
+    """Return the tool calls of an assistant message, from `tool_calls` or the older `function_call`."""
     calls = given.get("tool_calls", [])
     calls = [] if calls == "" else calls
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -215,7 +215,7 @@ def _calls(
 
 
 def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str, Any]]:
-    """Return calls of a message for calls alone: the JSON text of one, or of a list of them."""
+    """Return the tool calls of a separate message. Its content is the JSON text of a call or of a list of calls."""
     if isinstance(content, str):
         content = parse_json(content, where, DataError, "Give the call as JSON: its name and arguments.")
     calls = content if isinstance(content, list) else [content]
@@ -227,7 +227,7 @@ def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str,
 def _call(
     call: Mapping[str, Any], where: str, unread: set[str] | None, *, tolerant: bool = False
 ) -> dict[str, Any]:
-    """Return a call in the form of chat templates."""
+    """Return a tool call in the format of chat templates."""
     given = {key: value for key, value in call.items() if value is not None}
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -257,17 +257,17 @@ def _call(
 
 
 def _as_text(arguments: Any) -> str:
-    """Return arguments of a server that are no JSON object, as text."""
+    """Return the arguments of a server's tool call as text, if they are no JSON object."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _only_says(message: Message) -> bool:
-    """Return whether it is an assistant message without calls, to which the call after it belongs."""
+    """Return whether a message is an assistant message without tool calls, which may follow separately."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 
 def _joined(before: Read, call: Read, where: str) -> Read:
-    """Return an assistant message with the calls that came after it."""
+    """Return an assistant message together with the tool calls of the message after it."""
     if before.trained != call.trained:
         raise DataError(
             f"{where}: the call and the message before it are one turn, and only one of them carries loss. Mark both."
@@ -279,7 +279,7 @@ def _joined(before: Read, call: Read, where: str) -> Read:
 
 
 def _unknown(given: Mapping[str, Any], known: Set[str]) -> set[str]:
-    """Return keys of a message that nothing reads, and that hold more than their default, if one is known."""
+    """Return the ignored keys of a message whose values differ from their defaults."""
     return {
         key
         for key, value in given.items()

@@ -1,4 +1,4 @@
-"""Rows of files that hold columns, Parquet and Arrow, and rows of data sets of the Hub."""
+"""Read rows from Parquet and Arrow files, and from data sets of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from perturn.io.plain_data import told
 from perturn.table import locate, require_library
 
 _BATCH = 256
-"""Rows that are made Python's at a time."""
+"""Number of rows that are converted to Python objects at a time."""
 _JSON = "Json"
-"""Type of `datasets` whose values are JSON text in the file."""
+"""Name of the type of `datasets` whose values are stored as JSON text."""
 
 
 def read_columns(file: Path, shape: str) -> Iterator[Record]:
@@ -29,7 +29,7 @@ def read_columns(file: Path, shape: str) -> Iterator[Record]:
         shape: `Parquet`, `Arrow` or `Arrow stream`.
 
     Raises:
-        ConfigError: If pyarrow is not installed, or `datasets`, where the file needs it too.
+        ConfigError: If pyarrow is not installed, or if the file needs `datasets` and it is not installed.
         DataError: If the file is damaged.
     """
     require_library("pyarrow", f"{file} is {shape}, which", "datasets")
@@ -73,7 +73,7 @@ _OPENED = {"Parquet": _of_parquet, "Arrow": _of_arrow, "Arrow stream": _of_strea
 
 
 def _decoder(schema: Any, file: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that makes a row plain: values of the type Json of `datasets` are text in the file."""
+    """Return a function that converts a row to plain data. It parses columns of the type `Json` of `datasets`."""
     noted = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = noted.get("info", {}).get("features") or {}
     encoded = [name for name, feature in features.items() if f'"{_JSON}"' in json.dumps(feature)]
@@ -111,7 +111,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Return the name that a text is, if it can be one; a path whose folder exists is none."""
+    """Parse the name of a data set of the Hub. Return None for other texts, and for paths in an existing folder."""
     found = _NAME.fullmatch(text)
     if found is None or _FILE.fullmatch(text) or os.path.isdir(found["id"].partition("/")[0]):
         return None
@@ -120,18 +120,18 @@ def hub_name(text: str) -> HubName | None:
 
 @cache
 def hub_rows(name: HubName) -> tuple[Iterable[dict[str, Any]], tuple[Path, ...]]:
-    """Return the rows of a data set, and the files of the local cache that hold them; asked once in a process.
+    """Return the rows of a data set, and the cached files that hold them. A process loads each data set once.
 
     Raises:
         ConfigError: If `datasets` is not installed.
-        DataError: If it cannot be loaded, or has several configurations or splits of which none is named.
+        DataError: If the data set cannot be loaded, or has several configurations or splits and the name chooses none.
     """
     require_library(
         "datasets", f"{name} is not a file or folder here, and reading it from the Hub", "datasets"
     )
     try:
         found = locate("datasets:load_dataset")(name.id, name.config, revision=name.revision)
-    except Exception as error:  # code of others, whose errors are of many kinds
+    except Exception as error:  # library code that may raise any error
         raise DataError(
             f"{name}: there is no such file or folder, and the Hub gave no data set of that name: "
             f"{type(error).__name__}: {told(error)}. Correct the path, or name {_FORM}. Without a network, "

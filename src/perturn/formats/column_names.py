@@ -1,7 +1,7 @@
-"""Columns of a row: columns of other trainers are renamed to TRL's, and unread columns are named.
+"""Rename the columns of other trainers to TRL's names, and find the columns that are ignored.
 
-Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
-one. Such a None is only a filler; a None in a plain row may be intended.
+Arrow (`datasets`, Parquet) gives all objects of a column the same keys, and fills in None where an object lacks a key.
+Such a None means nothing, whereas a None in a row of JSON may be intended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perturn.io.plain_data import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 LABELS = ("label", "kto_tag")
-"""Columns that say whether the answer of a row is desirable, true or false."""
+"""Columns whose boolean says whether the answer of a row is desirable."""
 _COLUMNS = (*_CONVERSATIONS, "tools", *LABELS, "chat_template_kwargs")
 _OTHERS = (
     *(
@@ -31,7 +31,7 @@ _OTHERS = (
     ),
     *("preferred_output", "non_preferred_output", *ASKS, *ADDS, *ANSWERS),
 )
-"""Columns of other trainers' forms."""
+"""Columns that only the formats of other trainers have."""
 _MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
 _WEIGHTS = (
     *("loss", "loss_mask", "loss_scale", "loss_weight", "sample_weight", "weight", "weights"),
@@ -44,29 +44,29 @@ _METADATA = re.compile(
     r"note|notes|score|scores|rating|ratings|reward|margin|length|tokens|turns|channel|parallel_tool_calls)"
     r"(?:_chosen|_rejected)?"
 )
-"""Names of columns that say where a row is from; they are ignored without a word."""
+"""Pattern of the names of metadata columns. They are ignored without a warning."""
 
 
 class Columns(NamedTuple):
-    """The columns of a row that are read, under TRL's names."""
+    """The supported columns of a row, under TRL's names."""
 
     read: dict[str, Any]
     shape: str
-    """The form that the row was recognised as, in words."""
+    """Description of the recognised format."""
 
 
 def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> Columns:
-    """Return the columns of a row that are read, as plain data, under TRL's names.
+    """Return the supported columns of a row as plain data, under TRL's names.
 
     Args:
         row: The row.
-        where: Its place, for error messages.
-        filled: Whether it is of a data set that Arrow holds.
-        unread: Grows by the columns that nothing reads and that hold more than a default.
+        where: Location of the row, for error messages.
+        filled: Whether the row comes from Arrow.
+        unread: Set to which ignored columns are added, unless they are empty or metadata.
 
     Raises:
-        DataError: If a column holds no plain data, asks for an unsupported kind of training, or the row has several
-            meanings.
+        DataError: If a column holds no plain data, or if the row is ambiguous or asks for an unsupported kind of
+            training.
     """
     given = {str(key): value for key, value in row.items() if value is not None}
     read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}
@@ -97,12 +97,12 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
 
 
 def _may_be(value: Any) -> bool:
-    """Return whether a column of another trainer may be of its form; a number or a date is not."""
+    """Return whether a value may belong to a format of another trainer. A number or a date cannot."""
     return isinstance(value, str | list | tuple | Mapping | bool) or hasattr(value, "tolist")
 
 
 def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str]) -> str | None:
-    """Bring OpenAI's preferences into TRL's columns; returns the name of the form, if the row is of it."""
+    """Move columns of OpenAI's preferences to TRL's columns. Return the format's name; None for other rows."""
     posed = others.get("input")
     if not isinstance(posed, Mapping):
         return None
@@ -119,7 +119,7 @@ def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str])
 
 
 def plain_column(value: Any, where: str) -> Any:
-    """Return a column as plain data."""
+    """Return the value of a column as plain data."""
     try:
         plain = _plain(value)
     except RecursionError:
@@ -130,7 +130,7 @@ def plain_column(value: Any, where: str) -> Any:
 
 
 def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the ignored columns; reject columns that ask for unsupported training."""
+    """Return the columns that are ignored. Raise a DataError for media and for weights of whole rows."""
     rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
     for name in (each for each in _MEDIA if _holds(rest.get(each))):
         raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
@@ -143,14 +143,14 @@ def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _form_of(read: Mapping[str, Any]) -> set[str]:
-    """Return the columns of the form that a row is read as."""
+    """Return the names of the columns that the recognised format reads."""
     if "chosen" in read and "rejected" in read:
         return {"prompt", "chosen", "rejected"}
     return {"prompt", "completion"} if {"prompt", "completion"} <= read.keys() else {"messages"}
 
 
 def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
-    """Return whether None means that a row lacks the key: in each column all messages have the same keys."""
+    """Return whether None means a missing key. It does if the messages of each column share their keys."""
     found = from_arrow
     for messages in columns:
         said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
@@ -161,16 +161,16 @@ def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
 
 
 _OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
-"""Keys that hold None in messages of the OpenAI API itself."""
+"""Keys that may hold None in messages of the OpenAI API."""
 
 
 def _holds(value: Any) -> bool:
-    """Return whether a value says anything, an array of numpy too."""
+    """Return whether a value is not empty. The size of a numpy array decides."""
     return bool(value.size) if hasattr(value, "size") else holds(value)
 
 
 def _plain(value: Any) -> Any:
-    """Return lists, dicts and scalars of Python."""
+    """Return a value as lists, dicts and scalars of Python."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return plain data without the keys that hold None."""
+    """Return plain data without the keys whose value is None."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

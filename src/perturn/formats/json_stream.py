@@ -1,4 +1,4 @@
-"""JSON values of a stream one at a time: of lines, of an array, or of objects that span lines."""
+"""Read a stream of JSON one value at a time, from JSON lines, an array, or objects that span lines."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from perturn.io.read_input import is_too_deep, lines_of, parse_object
 _SOLID = re.compile(r"[^\s,]")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
-"""Characters within which a value must end: a longer value is a mistake, and reading on would fill the memory."""
+"""Maximum length of a value, in characters. A longer value is an error, since reading on would fill the memory."""
 _REMEDY = "Correct it, or get the file again."
 
 
 @dataclass(frozen=True)
 class Record:
-    """An object of a file, or the error in its place."""
+    """One object of a file, or an error if the object cannot be read."""
 
     number: int
-    """Number in its source, from 1: of the line in JSON lines, else of the row."""
+    """Number in the source, from 1. JSON lines count lines; other sources count rows."""
     where: str
-    """Place for messages, such as `rows.jsonl:3`."""
+    """Location for messages, such as `rows.jsonl:3`."""
     label: str
-    """Place within the source, such as `3`, or `3 (line 40)`."""
+    """Location within the source, such as `3`, or `3 (line 40)`."""
     value: dict[str, Any] | DataError
     text: str = ""
-    """Its JSON text, where it has one."""
+    """JSON text of the object; empty if the source is not JSON lines or JSON."""
     is_torn: bool = False
-    """Whether it is the last line, has no newline, and cannot be read."""
+    """Whether the last line has no newline and cannot be read, as after an interrupted write."""
 
 
 def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
-    """Yield the objects of JSON lines; blank lines are none, and a bad line does not end the reading.
+    """Yield the objects of JSON lines. Skip blank lines, and continue after a line that cannot be read.
 
     Raises:
         DataError: If a line is too long.
@@ -65,10 +65,10 @@ def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
 
 
 def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
-    """Yield the objects of a JSON array, or objects one after the other, wherever they begin.
+    """Yield the objects of a JSON array, or of a text of JSON objects one after the other.
 
-    A value that is not an object gives a record with its error, and reading continues. Text that is no JSON gives such
-    a record too and ends the reading, because the end of that text is not known.
+    A value that is not an object gives a record with an error, and reading continues. Text that is no JSON gives a
+    record with an error too. Reading then ends, because the beginning of the next value is unknown.
     """
     opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
     try:
@@ -99,7 +99,7 @@ def _records(values: _Values, name: str) -> Iterator[Record]:
 
 
 def _checked(value: Any) -> dict[str, Any] | DataError:
-    """Return a value that is an object, or its fault."""
+    """Return a value if it is an object, or an error."""
     if not isinstance(value, dict):
         return DataError(f"row: {mismatch('a JSON object', value)}. Correct it.")
     if is_too_deep(value):
@@ -108,20 +108,20 @@ def _checked(value: Any) -> dict[str, Any] | DataError:
 
 
 class _Broken(Exception):
-    """The text is no JSON from here on."""
+    """Raised where a text stops being JSON."""
 
 
 class _Values:
-    """Values of a JSON text, decoded one at a time while it is read."""
+    """Iterator over the values of a JSON text. It decodes one value at a time while it reads the text."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
         self._decoder = json.JSONDecoder()
         self._buffer, self._at = "", 0
         self._inside: bool | None = None
-        """Whether the next value is in the array; None: nothing was read yet."""
+        """Whether the next value is inside an array; None before the first value is read."""
         self.line = 1
-        """Number of the line at the next value."""
+        """Line number of the next value."""
 
     def next(self) -> tuple[Any, int, str] | None:
         """Return the next value, its line and its text; None at the end."""
@@ -147,7 +147,7 @@ class _Values:
         self._at = to
 
     def _value(self) -> tuple[Any, int, str]:
-        """Decode the value that begins here."""
+        """Decode the value at the current position."""
         line = self.line
         if not self._inside and self._buffer[self._at] != "{":
             got = self._buffer[self._at : self._at + 40]
@@ -168,13 +168,13 @@ class _Values:
                     ) from error
             else:
                 if end == len(self._buffer) and not isinstance(value, dict | list) and self._read_more():
-                    continue  # a number may go on
+                    continue  # a number may continue
                 raw = self._buffer[self._at : end]
                 self._move(end)
                 return value, line, raw
 
     def _read_more(self) -> bool:
-        """Read more of a value that is not complete. Return False at the end, or if the value is too long."""
+        """Read more of an incomplete value. Return False at the end of the text, or if the value is too long."""
         held = len(self._buffer) - self._at
         more = self._text.read(max(_CHUNK, held)) if held < _LONGEST else ""
         self._buffer, self._at = self._buffer[self._at :] + more, 0

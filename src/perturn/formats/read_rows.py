@@ -1,4 +1,4 @@
-"""Rows of training data from any source, in any of the forms that training takes: all or none, or one by one."""
+"""Read training rows from any source and in any supported format, all of them or one at a time."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _WEIGHTS = (
 )
 
 Row = Trajectory | WeightedTrajectory | PreferencePair
-"""A row that training takes."""
+"""A training row."""
 
 T = TypeVar("T", bound=Trajectory | PreferencePair | WeightedTrajectory)
 
 
 @dataclass
 class Tally:
-    """Facts found while rows were read."""
+    """Formats and ignored columns that were found while rows were read."""
 
     unread: Counter[str] = field(default_factory=Counter)
-    """Keys and columns that nothing reads; see `from_trl`."""
+    """Counts of the ignored keys and columns; see `from_trl`."""
     shapes: Counter[str] = field(default_factory=Counter)
-    """Rows of each shape that was recognised."""
+    """Counts of the rows, by recognised format."""
 
 
 def read_row(
@@ -52,19 +52,19 @@ def read_row(
     index: int | None = None,
     filled: bool = False,
 ) -> Row:
-    """Return the row that a JSON object is, in any of the forms that training takes.
+    """Convert a JSON object in any supported format to a training row.
 
-    A row with a label has weights of 1 or -1, as the loss kto reads them.
+    The turns of a labelled row get weights of 1 or -1, which the loss `kto` reads.
 
     Args:
         row: The object.
-        number: Its number, for the id of its task.
-        tally: Grows by the row's shape, and by its ignored columns.
-        index: Number for messages; None: they say `row`.
-        filled: Whether Arrow held it; see `from_trl`.
+        number: Number of the row, for the id of its task.
+        tally: Counters of formats and ignored columns, which are increased.
+        index: Number of the row for error messages. If None, they say `row`.
+        filled: Whether the row comes from Arrow; see `from_trl`.
 
     Raises:
-        DataError: If it is malformed.
+        DataError: If the row is malformed.
     """
     found = Tally() if tally is None else tally
     if (ours := own_row(row, found)) is not None:
@@ -83,10 +83,10 @@ def read_row(
 
 
 def own_row(row: Any, tally: Tally | None = None) -> Row | None:
-    """Return the row of Perturn's own that an object is; None if it is none.
+    """Convert an object in Perturn's own format to a row; return None if it has another format.
 
     Raises:
-        DataError: If it is malformed.
+        DataError: If the row is malformed.
     """
     for shape, is_ours, read in _OURS if isinstance(row, Mapping) else ():
         if is_ours(row):
@@ -105,7 +105,7 @@ _SAID: Mapping[Any, str] = {
 """Classes of rows, each with its source in words."""
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
-"""Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
+"""Columns of public formats that no trajectory of Perturn has. Rows of both may have `turns`."""
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:
@@ -119,14 +119,14 @@ _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[s
     (_PAIR, _is_pair, pair_from_dict),
     (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
 )
-"""Our own shapes, how each is recognised, and its reader."""
+"""Names of Perturn's own formats, each with a test of a row and a reader."""
 
 
 def open_rows(data: Location) -> Source:
-    """Open a source of rows; of a run folder its newest pairs.
+    """Open a source of rows. If the source is a run folder, open its newest pairs.
 
     Raises:
-        DataError: If there is nothing that can be read as rows.
+        DataError: If the source holds no readable rows.
     """
     path = user_path(data, "the path of rows")
     if path.is_dir() and RunPaths(path).is_run:
@@ -135,14 +135,14 @@ def open_rows(data: Location) -> Source:
 
 
 def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Yield the place of each row, and the row or its fault; a bad row does not end the reading.
+    """Yield each record with its row, or with an error if the row is bad. Continue after a bad row.
 
     Args:
-        source: From `open_rows`.
-        tally: Grows by the facts found in the rows.
+        source: Source returned by `open_rows`.
+        tally: Counters of formats and ignored columns, which are increased.
 
     Raises:
-        DataError: If the source cannot be read on.
+        DataError: If the source cannot be read to its end.
     """
     seen: dict[tuple[str, int], str] = {}
     for record in source.read():
@@ -162,29 +162,29 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
 
 
 def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since they are not trained on."""
+    """Yield rows as `read_each` does, but leave out FAILED branches, which may have no turn of their own."""
     return (
         each for each in read_each(source, tally) if not (isinstance(each[1], Trajectory) and failed(each[1]))
     )
 
 
 def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
-    """Yield the rows of a source: Perturn's own, or rows of any public form.
+    """Yield the rows of a source, in Perturn's own format or in any public format.
 
     After the last row, ignored columns are reported in the log.
 
     Raises:
-        DataError: Naming all bad rows with their places, after the good ones.
+        DataError: After the good rows, if the source has bad rows. The error names each bad row.
     """
     return (row for _, row in _strict(data, lambda row: None))
 
 
 def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
-    """Yield the rows of a source that are all of one kind, trajectories, pairs or labelled ones; at least one.
+    """Yield the rows of a source, all of one kind: trajectories, pairs or labelled rows. At least one is needed.
 
     Args:
-        data: The source.
-        kind: Of its rows.
+        data: Location of the source.
+        kind: Class of the rows.
         check: Raises a DataError or a ModelError for a row that cannot be used.
     """
 
@@ -207,7 +207,7 @@ def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = N
 def _strict(
     data: Location, check: Callable[[Any], None], *, labelled: bool = False
 ) -> Iterator[tuple[Record, Any]]:
-    """Yield the rows that pass a check, and then refuse the source if others did not."""
+    """Yield the rows that pass a check. After them, raise an error if other rows failed."""
     source, tally = open_rows(data), Tally()
     refused: list[tuple[Record, str]] = []
     for record, row in read_each(source, tally):
@@ -232,7 +232,7 @@ def _strict(
 
 
 def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
-    """Reject a source with bad rows, if there are any."""
+    """Raise a DataError that names the bad rows of a source, if it has any."""
     if len(refused) == 1:
         record, reason = refused[0]
         raise DataError(f"{record.where}: {reason}")
@@ -242,7 +242,7 @@ def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
 
 
 def told(tally: Tally) -> list[str]:
-    """Return notes for the user on the rows that were read: guesses at their form, and ignored columns."""
+    """Return notes for the user on the formats that were guessed and the columns that were ignored."""
     found = [f"{rows} rows of {shape}" for shape, rows in tally.shapes.items() if AS_CHAT in shape]
     said = [f"{', '.join(found)}: plain text is read as a user message and an answer of the chat template"]
     unread = told_unread(tally.unread)
@@ -251,5 +251,5 @@ def told(tally: Tally) -> list[str]:
 
 @cache
 def _say(name: str, said: str) -> None:
-    """Report the facts found in a source once; a run reads its rows several times."""
+    """Log the notes on a source once, although a run reads the source several times."""
     _logger.warning("%s: %s", name, said)

@@ -1,4 +1,4 @@
-"""Convert forms of other trainers into TRL's columns, and name the form that a row was recognised as."""
+"""Convert the row formats of other trainers to TRL's columns, and name the recognised format."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from perturn.errors import DataError
 from perturn.types import Message
 
 AS_CHAT = " as text"
-"""Part of the name of a form whose texts are read as messages of the model's chat template."""
+"""Part of the name of a format whose texts become messages of the model's chat template."""
 
 _SIDES = ("chosen", "rejected")
 _SHAREGPT = "from and value, as in ShareGPT"
 _SPEAKERS = ("assistant", "gpt", "model", "function_call", "tool_call")
 _SHORT = 40
-"""Characters of a prompt that an answer may well begin with, such as a greeting."""
+"""Maximum length, in characters, of a prompt that an answer may repeat by chance, such as a greeting."""
 
 
 def listed(value: Any, *, may_be_one: bool = False) -> Any:
-    """Return a conversation as a list of messages, where it is JSON text, a list for each key, or a single message."""
+    """Return a conversation as a list of messages. It may be JSON text, a list for each key, or a single message."""
     if isinstance(value, str):
         found = conversation_of(value)
         return value if found is None else found
@@ -37,13 +37,13 @@ def listed(value: Any, *, may_be_one: bool = False) -> Any:
 
 
 def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
-    """Rename columns of other trainers to TRL's names; columns that are used are taken out.
+    """Move the columns of other trainers' formats to TRL's columns, and convert their values.
 
     Returns:
-        The form, in words.
+        Description of the recognised format.
 
     Raises:
-        DataError: If the row has several meanings, or asks for an unsupported kind of training.
+        DataError: If the row can be read in several ways, or asks for an unsupported kind of training.
     """
     if isinstance(functions := others.get("functions"), list) and functions and not read.get("tools"):
         others.pop("functions")
@@ -55,7 +55,7 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
     messages = read.get("messages")
     ranked = _ranked(read, others, messages, where) if isinstance(messages, list) else None
     if ranked is None and (set(_SIDES) <= read.keys() or {"prompt", "completion"} <= read.keys()):
-        shape = None if messages is not None else shape  # a form that comes before messages
+        shape = None if messages is not None else shape  # a format that takes precedence over messages
     shape = f"{name}{ranked}" if ranked else shape
     texts = _plain_texts(read, others, where)
     shape = shape or texts or _own(read)
@@ -66,7 +66,7 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
 
 
 def _own(read: Mapping[str, Any]) -> str:
-    """Return the name of TRL's form that the columns are, or of ShareGPT's messages in it."""
+    """Return the name of TRL's format that the columns have, with a note if the messages are ShareGPT's."""
     names = [each for each in ("prompt", *_SIDES) if each in read]
     if not set(_SIDES) <= read.keys():
         names = [each for each in ("prompt", "completion") if each in read]
@@ -78,7 +78,7 @@ def _own(read: Mapping[str, Any]) -> str:
 
 
 def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
-    """Bring a conversation under another name into `messages`."""
+    """Move a conversation under another name to `messages`. Return the format's name, or None."""
     if "messages" in read:
         return None
     if "conversations" in read:
@@ -106,7 +106,7 @@ def _keys_of(messages: Any, key: str) -> bool:
 
 
 def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
-    """Bring the columns of Alpaca and ms-swift, a question and its answer or answers, into TRL's."""
+    """Convert the questions and answers of Alpaca and ms-swift to TRL's columns. Return the format's name, or None."""
     if read.keys() & {"messages", "completion"}:
         return None
     names = [name for name in ANSWERS if isinstance(others.get(name), str)]
@@ -133,7 +133,7 @@ def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str 
 
 
 def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], where: str) -> str | None:
-    """Bring a conversation with two answers, or a second one, into a pair; returns the rest of the form's name."""
+    """Make a pair of a conversation with two answers. Return the end of the format's name; None without two answers."""
     if others.get("rejected_messages"):
         read |= {"chosen": messages, "rejected": listed(others.pop("rejected_messages"))}
         del read["messages"]
@@ -147,7 +147,7 @@ def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], w
     chosen, rejected = (read[side] for side in _SIDES)
     texts = isinstance(chosen, str) and isinstance(rejected, str)
     if not texts and _begins_with(chosen, messages[:1]) and _begins_with(rejected, messages[:1]):
-        return None  # each side is the whole conversation, and `messages` says nothing more
+        return None  # each side is a whole conversation, so that `messages` adds nothing
     if not texts and not (_is_said(chosen) and _is_said(rejected)):
         raise DataError(
             f"{where}: has messages beside chosen and rejected, which neither begin with its first message nor with an "
@@ -162,13 +162,13 @@ def _begins_with(side: Any, first: list[Any]) -> bool:
 
 
 def _is_said(side: Any) -> bool:
-    """Return whether a side begins with an answer."""
+    """Return whether a side begins with an assistant message."""
     first = side[0] if isinstance(side, list) and side and isinstance(side[0], Mapping) else {}
     return str(first.get("role", first.get("from"))).lower() in _SPEAKERS
 
 
 def _plain_texts(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
-    """Bring TRL's standard format, plain text, into messages."""
+    """Convert the plain text of TRL's standard format to messages. Return the format's name, or None."""
     texts = {name for name in ("prompt", "completion", *_SIDES) if isinstance(read.get(name), str)}
     if set(_SIDES) <= read.keys():
         return _pair_of_texts(read, texts, where)
@@ -186,7 +186,7 @@ def _plain_texts(read: dict[str, Any], others: dict[str, Any], where: str) -> st
 
 
 def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | None:
-    """Bring a pair whose columns are texts into messages."""
+    """Convert a pair of plain texts to messages. Return the format's name, or None."""
     sides = texts & set(_SIDES)
     if len(sides) == 1:
         raise DataError(
@@ -213,7 +213,7 @@ def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | N
 
 
 def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
-    """Reject an answer that begins with the whole prompt, which a model would then read twice."""
+    """Raise a DataError if an answer repeats the whole prompt, which a model would then read twice."""
     prompt = read.get("prompt")
     if isinstance(prompt, str) and len(prompt) > _SHORT and read[side].startswith(prompt):
         raise DataError(
@@ -222,7 +222,7 @@ def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
 
 
 def _put_system(read: dict[str, Any], text: str, where: str) -> None:
-    """Put the system text of a column before the messages."""
+    """Prepend the text of the column `system` to the messages as a system message."""
     starts = [name for name in ("prompt", "messages") if read.get(name)][:1] or list(_SIDES)
     for name in starts:
         messages = read.get(name)
@@ -236,27 +236,27 @@ def _put_system(read: dict[str, Any], text: str, where: str) -> None:
 
 
 ASKS = ("instruction", "query", "question")
-"""Columns of other trainers whose text is the question of a row."""
+"""Columns of other trainers that hold the question of a row."""
 ADDS = ("input", "context")
-"""Columns whose text belongs to the question, in a line after it."""
+"""Columns whose text is appended to the question on a new line."""
 ANSWERS = ("output", "response", "answer")
-"""Columns whose text is the answer of a row."""
+"""Columns that hold the answer of a row."""
 
 _RENDERED = re.compile(r"<\|[a-z_]+\|>|<start_of_turn>|\[INST\]|<s>|<\uff5c")
-"""Marks of a text that a chat template has made, where it begins with one."""
+"""Pattern of chat-template markup at the beginning of a rendered text."""
 _HEADED = re.compile(
     r"<\|[a-z_]+\|>|<start_of_turn>|\[/?INST\]|^### ?(Human|Assistant|Instruction|Response|User):", re.M
 )
-"""Marks of a text that holds a conversation."""
+"""Pattern of markup anywhere in a rendered conversation."""
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def asked(text: str, where: str) -> list[Message]:
-    """Return a question as messages; none of an empty text.
+    """Return a question as a user message; an empty text gives no message.
 
     Raises:
-        DataError: If it begins as a chat template writes a conversation.
+        DataError: If the text begins with the markup of a chat template.
     """
     if found := _RENDERED.match(text.lstrip()):
         _refuse(found[0], where)
@@ -264,12 +264,12 @@ def asked(text: str, where: str) -> list[Message]:
 
 
 def answered(text: str) -> list[Message]:
-    """Return an answer as messages."""
+    """Return an answer as an assistant message."""
     return [{"role": "assistant", "content": text}]
 
 
 def conversation_of(text: str) -> list[Any] | None:
-    """Return the messages that a text holds as JSON or as a transcript; None if it is neither."""
+    """Return the messages of a text that is JSON or a transcript; None for any other text."""
     if text.lstrip().startswith("["):
         try:
             found = json.loads(text)
@@ -285,7 +285,7 @@ def conversation_of(text: str) -> list[Any] | None:
 
 
 def is_transcript(text: str) -> bool:
-    """Return whether a text is a conversation with a line for each speaker, as in HH-RLHF."""
+    """Return whether a text is a transcript, with a line for each speaker, as in HH-RLHF."""
     return text.startswith(("\n\nHuman:", "Human:")) and "\n\nAssistant:" in text
 
 
@@ -294,10 +294,10 @@ def _is_message(value: Any) -> bool:
 
 
 def alone(text: str, where: str) -> list[Message]:
-    """Return a text that carries loss as a whole, as an answer to nothing.
+    """Return a text that carries loss as a whole, as an assistant message without a question.
 
     Raises:
-        DataError: If it is a conversation that a chat template has rendered, in which the prompt cannot be found.
+        DataError: If the text is a rendered conversation, in which the prompt cannot be found.
     """
     if (conversation := conversation_of(text)) is not None:
         return conversation
@@ -314,9 +314,9 @@ def _refuse(mark: str, where: str) -> NoReturn:
 
 
 def parted(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Return the prompt that two texts begin with, and the rest of each, as TRL parts them.
+    """Split two texts into their common beginning, which is the prompt, and the rest of each, as TRL does.
 
-    The prompt is all that both begin with, without a space at its end, which then begins both answers.
+    A space at the end of the common beginning is moved to the beginning of both answers.
     """
     same = sum(1 for _ in takewhile(lambda each: each[0] == each[1], zip(chosen, rejected, strict=False)))
     if same and chosen[same - 1] == " ":
@@ -325,7 +325,7 @@ def parted(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def question_of(others: dict[str, Any], where: str) -> list[Message]:
-    """Take the question of a row from its columns, with the exchanges of `history` before it; none if there is none.
+    """Take the question of a row out of its columns. Return the exchanges of `history`, and then the question.
 
     Raises:
         DataError: If `history` is not a list of exchanges.
@@ -342,7 +342,7 @@ def question_of(others: dict[str, Any], where: str) -> list[Message]:
 
 
 def exchanges(pairs: list[Any], where: str) -> list[Message]:
-    """Return the messages of exchanges, each a question with its answer: a list of both, or ms-swift's object.
+    """Return the messages of some exchanges. Each is a list of question and answer, or an object of ms-swift.
 
     Raises:
         DataError: If an exchange is not two texts.

@@ -1,8 +1,8 @@
-"""Sources of rows: a file, a folder of files, or a data set of the Hub.
+"""Open sources of rows: a file, a folder of files, or a data set of the Hugging Face Hub.
 
-The form of a file is recognised by its content.
+The format of a file is recognised by its content.
 
-Every reader of rows opens its source here, so that all accept the same files and report the same errors.
+Every command that reads rows opens its source here. So all commands accept the same files and report the same errors.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from perturn.io.read_input import parse_json, read_text, user_path
 from perturn.table import locate, require_library
 
 Location = str | os.PathLike[str]
-"""A file, a folder, or the name of a data set of the Hub."""
+"""Path of a file or folder, or the name of a data set of the Hub."""
 
 _HEAD = 1 << 16
-"""Number of first bytes of a file by which its form is recognised."""
+"""Number of bytes at the beginning of a file that are examined to recognise its format."""
 _LINES, _ARRAY, _OBJECTS = "JSON lines", "a JSON array", "JSON objects one after the other"
 _COLUMNS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow stream"}
-"""First bytes of a file of columns, and its format."""
+"""First bytes of a columnar file, with its format."""
 _NO_ROWS = re.compile(
     r"(README|LICENSE|NOTICE)(\..*)?|dataset_infos?\.json|state\.json|.*\.(md|txt|py|lock|log|png|ya?ml|toml)",
     re.I,
 )
-"""Names of files that lie next to rows."""
+"""Pattern of the names of other files in a folder of rows."""
 _SPLIT = re.compile(
     r"(?:^|[^a-z])(train|training|test|testing|valid|validation|val|dev|eval|evaluation)(?:[^a-z]|$)", re.I
 )
-"""The split that the name of a file says."""
+"""Pattern of a split in the name of a file."""
 _LOOKED_AT = 20
-"""Lines of a file that say whether it is JSON lines."""
+"""Number of lines that are examined to recognise JSON lines."""
 _REMEDY = (
     "Correct the path, or give a file of rows, a folder of them, a run folder, or owner/name of the Hub."
 )
@@ -55,32 +55,33 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that can be read more than once, one in memory at a time."""
+    """Rows that can be read repeatedly, with one row in memory at a time."""
 
     name: str
     shape: str
-    """Name of the recognised form, such as `JSON lines, gzip`."""
+    """Name of the recognised format, such as `JSON lines, gzip`."""
     by_line: bool
-    """Whether a row is a line, so that its number is the number of the line."""
+    """Whether each row is one line, so that the number of a row is its line number."""
     filled: bool
-    """Whether Arrow held the rows, which fills in None for each key that a row lacks."""
+    """Whether the rows come from Arrow, which fills in None for keys that a row lacks."""
     read: Callable[[], Iterator[Record]]
-    """Yields the rows, each with its place."""
+    """Return an iterator over the rows, each with its location."""
 
     @property
     def unit(self) -> str:
-        """Name of the unit that a place counts."""
+        """Unit of the numbers in locations, `line` or `row`."""
         return "line" if self.by_line else "row"
 
 
 def open_source(location: Location) -> Source:
-    """Find the rows at a path or name.
+    """Open the rows at a path, or a data set of the Hub.
 
     Args:
         location: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
 
     Raises:
-        DataError: If there is nothing, or nothing that can be read as rows, with the files found and the remedy.
+        DataError: If nothing exists there, or if it holds no readable rows. The message names the files found and the
+            remedy.
     """
     text = os.fspath(location)
     path = user_path(text, "the path of rows")
@@ -108,7 +109,7 @@ def _open_hub(named: HubName) -> Source:
 
 
 def _open_file(file: Path) -> Source:
-    """Recognise a file by its first bytes."""
+    """Open a file, and recognise its packing and its format by its first bytes."""
     try:
         with file.open("rb") as opened:
             packed = opened.read(_HEAD)
@@ -137,11 +138,11 @@ def _open_file(file: Path) -> Source:
 
 
 def _json_shape(head: bytes, name: str, where: str) -> str:
-    """Tell JSON lines from an array and from objects over several lines, by the first lines."""
+    """Tell JSON lines from an array and from objects over several lines, by the first lines of a file."""
     text = head.decode(errors="replace")
     lines = text.split("\n")
     if len(head) == _HEAD and len(lines) > 1:
-        lines.pop()  # it may go on
+        lines.pop()  # the last line may be cut
     lines = [line for line in lines if line.strip()][:_LOOKED_AT]
     first = lines[0].lstrip() if lines else "{"
     if first.startswith("["):
@@ -159,7 +160,7 @@ def _json_shape(head: bytes, name: str, where: str) -> str:
 
 
 def _spans(text: str, first: str, later: bool) -> bool:
-    """Return whether the object that a text begins with is not the first line."""
+    """Return whether the first object of a text spans several lines or shares its line with another object."""
     if _is_json(first):
         return False
     try:
@@ -180,7 +181,7 @@ def _is_json(line: str) -> bool:
 def _read_text(
     file: Path, stream_of: Callable[[Path], Any], parse: Callable[[IO[bytes], str], Generator[Record]]
 ) -> Iterator[Record]:
-    """Yield the rows of a file of JSON."""
+    """Yield the rows of a JSON file."""
     try:
         with stream_of(file) as stream, closing(parse(stream, str(file))) as records:
             yield from records
@@ -193,7 +194,7 @@ def _plain(file: Path) -> IO[bytes]:
 
 
 def _unpacked(kind: str) -> Callable[[Path], IO[bytes]]:
-    """Return a function that opens a file that pyarrow unpacks."""
+    """Return a function that opens a file with the decompression of pyarrow."""
 
     def opened(file: Path) -> IO[bytes]:
         require_library("pyarrow", f"{file} is packed with {kind}, which", "datasets")
@@ -209,11 +210,11 @@ _PACKINGS: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
     (b"(\xb5/\xfd", "Zstandard", _unpacked("zstd")),
     (b"\x04\x22\x4d\x18", "LZ4", _unpacked("lz4")),
 )
-"""First bytes of a packed file, the packing, and the function that opens it."""
+"""First bytes of a compressed file, its compression, and the function that opens it."""
 
 
 def _open_folder(folder: Path) -> Source:
-    """Recognise a folder: one of `datasets`, or one of files that are all of one kind and of one split."""
+    """Open a folder that `datasets` saved, or a folder of files with one format and one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = [each.name for each in _visible(folder) if (each / "state.json").is_file()]
         if len(splits) == 1:
@@ -250,7 +251,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _open_saved(folder: Path) -> Source:
-    """Return the files that `save_to_disk` of `datasets` wrote, in the order of its state."""
+    """Open the files that `save_to_disk` of `datasets` wrote, in the order of `state.json`."""
     where = folder / "state.json"
     state = parse_json(read_text(where, DataError), str(where), DataError, "Save the data set again.")
     listed = state.get("_data_files") if isinstance(state, dict) else None
@@ -264,7 +265,7 @@ def _open_saved(folder: Path) -> Source:
 
 
 def _joined(folder: Path, parts: Sequence[Source], shape: str | None = None) -> Source:
-    """Yield the rows of several files, numbered through."""
+    """Return the rows of several files as one source, with consecutive numbers."""
     shapes = sorted({part.shape for part in parts})
     if len(shapes) > 1:
         raise DataError(

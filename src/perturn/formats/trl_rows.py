@@ -1,7 +1,7 @@
-"""TRL's conversational rows, read as its trainers read them, and written so that reading them gives the same rows.
+"""Convert TRL's conversational rows to trajectories and pairs as its trainers read them, and convert them back.
 
-What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. Rows in the forms
-of other trainers are first brought into TRL's (`forms.py`), and their messages are read by `messages.py`.
+Messages without loss stay in the prompt, as in TRL, and every assistant message after the prompt is a turn.
+`row_shapes` first converts rows of other trainers to TRL's columns, and `chat_messages` reads the messages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perturn.io.read_input import parse_json
 from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Turn
 
 TRAILING = "trailing_messages"
-"""Under which messages after the last answer are counted."""
+"""Key of `counts` for messages after the last answer."""
 _SYSTEM = ("developer", "system")
 ONLY_KTO = (
     "label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of chosen and "
     "rejected."
 )
-"""Why a row with a label is refused where no loss reads it."""
+"""Error for a labelled row, if the loss does not read labels."""
 _FORMS = (
     "messages (or conversations); prompt and completion; prompt, chosen and rejected; chosen and rejected; text; "
     "instruction and output"
@@ -44,26 +44,27 @@ def from_trl(
 ) -> Trajectory | PreferencePair:
     """Return a conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
 
-    Into `Trajectory.prompt`, which never carries loss, go leading system messages and every message of the prompt up to
-    its last assistant message. Each later assistant message is an action, and the unchanged messages before it are its
-    observation. Of `chosen` and `rejected` alone, the messages that both begin with are the prompt.
+    `Trajectory.prompt` never carries loss. It holds the leading system messages, and the messages of the row's prompt
+    up to its last assistant message. Each later assistant message is an action, and the messages before it are its
+    observation. If a pair has no prompt, the common first messages of `chosen` and `rejected` are its prompt.
 
-    An assistant message that is empty, or marked so (`weight: 0`, `train: false`, `loss: false`, `loss_mask: 0`), is a
-    turn without loss. A row with more than one form is read as a pair first, then as prompt and completion. A text
-    `prompt` next to conversational sides is ignored, as TRL ignores it.
+    An assistant message is a turn without loss if it is empty or marked (`weight: 0`, `train: false`, `loss: false`,
+    `loss_mask: 0`). A row that fits several formats is read as a pair if possible, and else as prompt and completion. A
+    text `prompt` next to conversational sides is ignored, as TRL ignores it.
 
-    Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept.
-    They are dropped if the row has been through Arrow, which fills in None for each key that a row lacks.
+    A key of a message with the value None counts as missing. A null in the arguments of a tool call, or under `default`
+    in a schema, is kept. Arrow fills in None for missing keys, so all nulls are dropped from a row that comes from
+    Arrow.
 
     Args:
-        row: The row; numpy arrays count as lists.
-        task_id: Id of the task; a pair's sides are samples 0 and 1 of it.
+        row: The row. Numpy arrays are read as lists.
+        task_id: Id of the task. The sides of a pair are samples 0 and 1 of the task.
         index: Number of the row, for error messages.
-        counts: Grows by `trailing_messages` (how many came after the last assistant message and were dropped), and by
-            one for each key of the row or its messages that nothing reads.
-        shapes: Grows by one for the form that the row was recognised as, in words.
-        filled: Whether the row is of a data set that Arrow holds; a row whose messages all have the same keys, some
-            with None, is taken for such a row anyway.
+        counts: Counter of ignored keys of the row and its messages. Messages dropped after the last assistant message
+            are counted under `trailing_messages`.
+        shapes: Counter of recognised formats.
+        filled: Whether the row comes from Arrow. This is also assumed of a row whose messages all have the same keys,
+            some with None.
     """
     where = "row" if index is None else f"row {index}"
     if not isinstance(row, Mapping):
@@ -100,7 +101,7 @@ def label_of(row: Mapping[str, Any]) -> bool | None:
 
 
 def told_unread(counts: Counter[str]) -> str:
-    """Return the keys and messages that were left out of rows, in words; empty if there are none."""
+    """Return a description of the keys and messages that were ignored; empty if none were."""
     keys = [f"{key} ({rows} rows)" for key, rows in sorted(counts.items()) if key != TRAILING and rows]
     said = [f"keys that nothing reads: {', '.join(keys)}"] if keys else []
     if counts[TRAILING]:
@@ -111,13 +112,13 @@ def told_unread(counts: Counter[str]) -> str:
 def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     """Return a trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`; add `tools`.
 
-    The prompt holds the messages without loss and the first observation; the rest is the completion. A turn that is not
-    trained is marked `weight: 0`, as OpenAI marks it. `from_trl` reads the same turns back; TRL's rows have no place
-    for rewards, token ids and the rest of a trajectory.
+    The prompt holds the messages without loss and the first observation. All later messages are the completion. A turn
+    without loss is marked `weight: 0`, as in OpenAI's format. `from_trl` reads the same turns back, but TRL's rows
+    cannot hold rewards, token ids and other parts of a trajectory.
 
     Raises:
-        DataError: If the two sides of a pair do not begin with the same prompt and observation, or the policy saw a
-            shortened history.
+        DataError: If the sides of a pair begin with different prompts or observations, or if the policy saw a shortened
+            history.
     """
     if isinstance(row, Trajectory):
         prompt, completion = _completion(row)
@@ -133,7 +134,7 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
 
 
 def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
-    """Return the messages up to the first action, and those from it on."""
+    """Return the messages before the first action, and the messages from the first action on."""
     if not trajectory.is_one_sequence:
         raise DataError(
             f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, so they do not "
@@ -148,7 +149,7 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
 
 
 def _why_several(trajectory: Trajectory) -> str:
-    """Say why the turns of an episode are not one conversation."""
+    """Explain why the turns of an episode are not one conversation."""
     if trajectory.history is None:
         return (
             "the agent began further conversations or took turns again. Leave the episode out of the export"
@@ -158,7 +159,7 @@ def _why_several(trajectory: Trajectory) -> str:
 
 
 def _beside(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the columns besides the messages."""
+    """Return the columns other than the messages."""
     tools = [dict(tool) for tool in trajectory.tools]
     found: dict[str, Any] = {"tools": json.dumps(tools)} if tools else {}
     variables = dict(trajectory.template_kwargs)
@@ -168,7 +169,7 @@ def _beside(trajectory: Trajectory) -> dict[str, Any]:
 def _form(
     columns: dict[str, Any], row: Mapping[str, Any], where: str, unread: set[str]
 ) -> tuple[list[Read], dict[str, list[Read]]]:
-    """Return the messages of the prompt, and the messages of each side."""
+    """Return the messages of the prompt and of each side, by the format of the row."""
 
     def read(column: str) -> list[Read]:
         return read_messages(columns[column], f"{where}: {column}", unread)
@@ -194,7 +195,7 @@ def _form(
 
 
 def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Return the remedy for a row of unknown form."""
+    """Return the remedy for a row of unknown format."""
     if "completions" in row and "labels" in row:
         return (
             " Stepwise supervision has no loss here. Give a WeightedTrajectory with a weight for each turn."
@@ -209,7 +210,7 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
-    """Reject a side that begins with the whole prompt, which a model would then read twice."""
+    """Raise a DataError if a side repeats the whole prompt, which a model would then read twice."""
     if not prompt or prompt[0].message["role"] == "assistant":
         return
     for name, side in sides.items():
@@ -220,7 +221,7 @@ def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: st
 
 
 def _shared(chosen: list[Read], rejected: list[Read]) -> int:
-    """Return how many messages both sides share as their prompt, up to the last answer of either."""
+    """Return the number of first messages that both sides share and that come before their last answers."""
     last = [
         max((index for index, each in enumerate(side) if each.message["role"] == "assistant"), default=0)
         for side in (chosen, rejected)
@@ -231,7 +232,7 @@ def _shared(chosen: list[Read], rejected: list[Read]) -> int:
 
 
 def _split(prompt: list[Read], side: list[Read]) -> tuple[tuple[Message, ...], tuple[Turn, ...], int]:
-    """Return the messages without loss, the turns, and how many messages follow the last turn."""
+    """Return the messages without loss, the turns, and the number of messages after the last turn."""
     reads = prompt + side
     messages = _messages(reads)
     system = next((at for at, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
@@ -258,7 +259,7 @@ def _messages(reads: Sequence[Read]) -> list[Message]:
 
 
 def _check_turns(turns: tuple[Turn, ...], where: str) -> None:
-    """Reject a side that nothing can be learned from."""
+    """Raise a DataError if a side has no turn that carries loss."""
     if not turns:
         raise DataError(f"{where}: expected an assistant message, got none. Drop the row.")
     if not any(turn.carries_loss for turn in turns):
@@ -276,13 +277,13 @@ def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _wrapped(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema in the form of chat templates; rows of LLaMA-Factory have the schema of the function alone."""
+    """Return a schema in the format of chat templates. Rows of LLaMA-Factory hold only the schema of the function."""
     is_bare = isinstance(schema.get("name"), str) and not {"function", "type"} & schema.keys()
     return {"type": "function", "function": schema} if is_bare else schema
 
 
 def _without_nulls(schema: Any) -> Any:
-    """Return a schema without the keys that hold None, which means something under `default` and `const` alone."""
+    """Return a schema without the keys whose value is None, except `default` and `const`, where None has a meaning."""
     if isinstance(schema, list):
         return [_without_nulls(item) for item in schema]
     if not isinstance(schema, dict):
@@ -314,11 +315,11 @@ _RESERVED = {
     ),
     *("tokenizer_kwargs", "tools", "truncation"),
 }
-"""Arguments of `apply_chat_template` that are not the template's variables."""
+"""Arguments of `apply_chat_template` that are no variables of the template."""
 
 
 def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
-    """Return variables for the chat template."""
+    """Return the variables for the chat template in a column."""
     value = _parsed(value, where, "Give an object of variables, or its JSON text.")
     value = {} if value is None else value
     if not isinstance(value, dict):
@@ -333,7 +334,7 @@ def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _parsed(value: Any, where: str, remedy: str) -> Any:
-    """Return a column that may be given as JSON text; None if it is empty."""
+    """Parse a column that may be JSON text; return None if the text is empty."""
     if not isinstance(value, str):
         return value
     return plain_column(parse_json(value, where, DataError, remedy), where) if value.strip() else None

@@ -1,4 +1,4 @@
-"""Names of the files that hold no rows of training, each with the way to rows, instead of a decoding error."""
+"""Recognise files that hold no training rows, and say how to get rows from them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _STARTS: tuple[tuple[bytes, tuple[str, str]], ...] = (
         ("a pointer of Git LFS, not the file itself", "Fetch the file: git lfs pull."),
     ),
 )
-"""First bytes of a file, its form, and the remedy."""
+"""First bytes of a file, with its format and the remedy."""
 _MARKUP = re.compile(rb"<!doctype html|<html|<\?xml", re.IGNORECASE)
 _DELIMITERS = {",": "CSV", "\t": "TSV, a table with tabs", ";": "CSV with semicolons"}
 _SHOWN = 12
 
 
 def what_bytes(head: bytes) -> str | None:
-    """Return the form of a file that is neither JSON nor columns of Arrow, and the remedy; None if it may be text.
+    """Return the format and the remedy of a file that is neither JSON nor Arrow; None if it may be text.
 
     Args:
-        head: Its first bytes, unpacked.
+        head: First bytes of the file, after decompression.
     """
     for start, (what, remedy) in _STARTS:
         if head.startswith(start):
@@ -46,11 +46,11 @@ def what_bytes(head: bytes) -> str | None:
 
 
 def what_text(text: str, name: str) -> str:
-    """Return the form of a text that begins with no JSON object or array, and the remedy.
+    """Return the format and the remedy of a text that begins with no JSON object or array.
 
     Args:
-        text: Its first lines.
-        name: Its name.
+        text: First lines of the file.
+        name: Name of the file.
     """
     lines = [line for line in text.splitlines() if line.strip()][:2]
     fields = {each: [len(row) for row in csv.reader(lines, delimiter=each)] for each in _DELIMITERS}
@@ -64,7 +64,7 @@ def what_text(text: str, name: str) -> str:
 
 
 def what_wrapper(row: Mapping[str, Any]) -> str | None:
-    """Return where the rows are in an object that holds a list of them; None if it holds none."""
+    """Say which key of an object holds the rows; return None unless exactly one key holds a list of objects."""
     lists = [
         key
         for key, value in row.items()
@@ -78,14 +78,14 @@ def what_wrapper(row: Mapping[str, Any]) -> str | None:
 
 
 def keys_of(row: Mapping[str, Any]) -> str:
-    """Return the keys of an object that hold something, for a message."""
+    """Return the keys of an object whose values are not None, as text for a message."""
     keys = [str(key)[:60] for key, value in row.items() if value is not None]
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return f"{', '.join(keys[:_SHOWN])}{more}" if keys else "no keys"
 
 
 def what_folder(folder: Path) -> str | None:
-    """Return why a folder holds no rows, and the remedy; None if it may hold some."""
+    """Return why a folder holds no rows, and the remedy; None if it may hold rows."""
     if any((folder / f"{name}.json").is_file() for name in ("config", "tokenizer_config", "adapter_config")):
         return "this is the folder of a model or tokenizer. Give a file of rows; `--model` names the model."
     return None

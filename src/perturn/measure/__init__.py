@@ -1,1 +1,1 @@
-"""Values of recorded turns, by continuations of their episodes, and scores of credits against them."""
+"""Measure the advantage of recorded turns by continuations of their episodes, and score credits against it."""

@@ -1,4 +1,4 @@
-"""Advantages of recorded turns from the returns of continuations, with intervals and split halves."""
+"""Compute advantages of recorded turns from the returns of continuations, with intervals and split halves."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SPLITS = 10
-"""Random splits of the continuations of each point into two halves."""
+"""Number of random splits of each point's continuations into two halves."""
 FEWEST = 4
-"""Continuations of a point, two a half, below which a turn is left out."""
+"""Fewest continuations of a point, two in each half. A turn whose points have fewer is left out."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Turns whose advantage was measured, one entry each [turns]."""
+    """Turns with a measured advantage; each array has one entry for a turn [turns]."""
 
     task: Ids
-    """Number of the task, from 0."""
+    """Number of the turn's task, from 0."""
     episode: Ids
-    """Number of the episode among the planned episodes, from 0."""
+    """Number of the turn's episode among the planned episodes, from 0."""
     position: Ids
-    """Place in its episode, from 0."""
+    """Position of the turn in its episode, from 0."""
     length: Ids
-    """Turns of its episode."""
+    """Number of turns in the episode."""
     solved: Flags
-    """Whether its episode solved the task."""
+    """Whether the episode solved its task."""
     advantage: Floats
-    """From all continuations, in units of reward."""
+    """Advantage from all continuations, in units of reward."""
     low: Floats
-    """Lower end of its 95 % interval."""
+    """Lower end of the 95 % interval of the advantage."""
     high: Floats
-    """Upper end of its 95 % interval."""
+    """Upper end of the 95 % interval of the advantage."""
     halves: Floats
-    """Advantages from each half of the continuations [2, splits, turns]."""
+    """Advantages from each half of the continuations, in units of reward [2, splits, turns]."""
     value: Floats
-    """Value of the state before each turn, in units of reward."""
+    """Value of the state before the turn, in units of reward."""
 
     def where(self, keep: Flags) -> Measured:
-        """Return some of the turns."""
+        """Return the turns that a mask [turns] keeps."""
         columns = {name: column[..., keep] for name, column in vars(self).items()}
         return Measured(**columns)
 
     @property
     def third(self) -> Ids:
-        """Third of its episode that each turn lies in: 0, 1 or 2."""
+        """Third of the episode in which each turn lies: 0, 1 or 2 [turns]."""
         return 3 * self.position // self.length
 
 
 def returns_of(continuations: Sequence[Continuation]) -> dict[Point, Floats]:
-    """Return the returns of the continuations that count, by point and in the order of their numbers.
+    """Return the returns of the counted continuations by point, in the order of the continuations' numbers.
 
-    A continuation that FAILED, or whose world did not come back to the point, gives no information on the point.
+    A continuation is not counted if it FAILED, or if the environment did not return to the state of the point.
     """
     found: dict[Point, list[tuple[int, float]]] = {}
     for one in continuations:
@@ -75,30 +75,32 @@ def returns_of(continuations: Sequence[Continuation]) -> dict[Point, Floats]:
 
 @dataclass(frozen=True)
 class _Value:
-    """A value that continuations were played for, or that is known."""
+    """Value of a point, estimated from its continuations or known exactly."""
 
     estimate: Estimate
     halves: Floats
-    """Means of the two halves [2, splits]."""
+    """Mean returns of the two halves, in units of reward [2, splits]."""
 
 
 _ENDED = _Value(Estimate(0.0, 0.0, 0.0, 1), np.zeros((2, SPLITS)))
-"""An episode that has ended is worth nothing more."""
+"""Value of an episode that has ended: zero, known exactly."""
 
 
 def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measured:
-    r"""Return the advantage of each turn whose points have continuations enough.
+    r"""Return the advantage of each turn whose points have enough continuations.
 
         V_t = mean_k G_t^k              G: rewards from turn t on, of continuations before turn t
         A_t = r_t + V_(t+1) - V_t       V = 0 after the end
-        A_t = Q_t - V_t                 in an open world; Q_t: of continuations that repeat the action of turn t
+        A_t = Q_t - V_t                 in an open environment; Q_t: of continuations that repeat the action of turn t
 
-    The variance of A_t is s_t^2 / K + s_(t+1)^2 / K, with s the standard deviation of the returns at a point. Errors of
-    neighbouring turns share a value, and are correlated. The recorded episode does not count as a continuation of its
-    own turns: it took the action that is measured.
+    The variance of A_t is s_t^2 / K + s_(t+1)^2 / K, with s the standard deviation of the returns at a point. The
+    errors of neighbouring turns are correlated, since both use the value between them. The recorded episode is not a
+    continuation of its own turns, because it took the measured action.
 
-    Each value has a score interval between the lowest and the highest return of all (`mean_interval`). The interval of
-    a difference of values a - b is then: [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)].
+    Each value has a score interval (`mean_interval`), with the lowest and the highest return of all points as bounds.
+    The interval of a difference of values d = a - b is then:
+
+        [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)]
 
     Source: VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679, for values by continuations; Zou and Donner 2008,
     "Construction of confidence limits about effect measures", for the interval, which for rates is method 10 of
@@ -106,9 +108,9 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
     Differs: nothing.
 
     Args:
-        plan: Episodes and their points.
-        returns: Returns of the continuations of each point.
-        seed: Of the splits.
+        plan: Recorded episodes and their points.
+        returns: Returns of the continuations of each point, in units of reward [continuations].
+        seed: Seed of the random splits.
     """
     values = _values(plan, returns, seed)
     rows, halves = [], []
@@ -140,7 +142,7 @@ def _stacked(rows: Sequence[tuple[float, ...]], halves: Sequence[Floats]) -> Mea
 
 
 def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Point, _Value]:
-    """Return the value of each point with continuations enough."""
+    """Return the value of each point that has at least `FEWEST` continuations."""
     bounds = bounds_of(returns)
     found = {}
     for number, point in enumerate(plan.points):
@@ -157,12 +159,12 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
 
 @cache
 def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
-    """Return the mean and interval of the returns of a point; many points have the same ones."""
+    """Return the mean of a point's returns with its interval, cached because many points have equal returns."""
     return mean_interval(returns, bounds=bounds)
 
 
 def bounds_of(returns: Mapping[Point, Floats]) -> Bounds:
-    """Return the lowest and the highest return that was seen, 0 included; at least one apart from the other."""
+    """Return the lowest and the highest return, extended to include 0; (0, 1) if all returns are 0."""
     low = min((float(own.min()) for own in returns.values()), default=0.0)
     high = max((float(own.max()) for own in returns.values()), default=0.0)
     low, high = min(0.0, low), max(0.0, high)
@@ -178,19 +180,19 @@ def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
 
 
 def spread_within(returns: Mapping[Point, Floats]) -> float | None:
-    """Return the mean variance of the returns of a point, in squared units of reward; None: no point has two."""
+    """Return the variance of a point's returns, averaged over points; None if no point has two returns."""
     found = [float(own.var(ddof=1)) for own in returns.values() if len(own) > 1]
     return float(np.mean(found)) if found else None
 
 
 def needed(variance: float, width: float, quantile: float = 1.96) -> int:
-    """Return the continuations of a point with which the interval of an advantage has a half-width.
+    """Return the number of continuations for which the interval of an advantage has the half-width `width`.
 
         K = 2 (z / h)^2 s^2
 
     Args:
-        variance: s^2, of the returns of a point, in squared units of reward.
-        width: h, in units of reward.
-        quantile: z.
+        variance: Variance s^2 of a point's returns, in squared units of reward.
+        width: Half-width h of the interval, in units of reward.
+        quantile: Normal quantile z of the interval.
     """
     return max(FEWEST, int(np.ceil(2 * (quantile / width) ** 2 * variance)))

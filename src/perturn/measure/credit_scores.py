@@ -1,12 +1,12 @@
-"""Scores of a credit against measured advantages, corrected for the noise of the measurement.
+"""Score a credit against measured advantages, corrected for the noise of the measurement.
 
-A measured advantage is the true one plus noise. The continuations are split into two halves with independent noises, so
-the product of the halves has the true square as its mean. The square of one measurement would also hold the variance of
-the noise. So each score below is a ratio of sums in which the measured advantages stand linearly, or as a product of
-the two halves.
+A measured advantage is the true advantage plus noise. Its square is too large on average, by the variance of the noise.
+The continuations are therefore split into two halves with independent noise. The product of the two halves has the true
+square as its expected value. Each score below is a ratio of sums that are linear in the measured advantages, or contain
+products of the two halves.
 
-Write A for the advantage from all continuations, A1 and A2 for those from halves, c for the credit. Sums run over
-turns, means over splits into halves and over which half comes first.
+Notation: A is the advantage from all continuations, A1 and A2 are the advantages from the two halves, and c is the
+credit. Sums run over turns. Means run over the random splits, and over the two orders of the halves.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from perturn.measure.advantages import Floats, Ids, Measured
 from perturn.stats import Estimate, jackknife
 
 Score = Callable[[Measured, Floats], float | None]
-"""From measured turns and the credit of each [turns] to a number; None where it is not defined."""
+"""Function from measured turns and their credit [turns] to a score; None if the score is undefined."""
 
 THIRDS = ("early", "middle", "late")
 """Thirds of an episode."""
 FEWEST_TASKS = 5
-"""Tasks below which episodes are the clusters of an interval."""
+"""Number of tasks below which intervals are clustered by episode instead of by task."""
 _ROUNDING = 1e-12
 
 
 def correlation(turns: Measured, credit: Floats) -> float | None:
-    """Return the correlation within episodes.
+    """Return the correlation of credit and advantage within episodes.
 
-        sum c~ A~ / sqrt(sum c~^2  mean sum A1~ A2~),   x~ = x - its mean over the turns of the episode
+        sum c~ A~ / sqrt(sum c~^2  mean sum A1~ A2~),   x~ = x - (mean of x over the turns of the episode)
 
-    None: the credit gives the turns of an episode one number, or the advantages differ no more than their noise.
+    The score is None if the credit is constant within every episode, or if the advantages vary no more than their
+    noise.
 
     Source: Spearman 1904, "The proof and measurement of association between two things", for the correction; the
     reliability is measured by split halves.
-    Differs: the credit has no noise of measurement.
+    Differs: only the advantage is corrected, since the credit has no measurement noise.
     """
     own = _centred(turns, credit)
     one, other = _centred(turns, turns.halves)
@@ -51,11 +52,11 @@ def correlation(turns: Measured, credit: Floats) -> float | None:
 
 
 def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
-    """Return the share of the advantages' square that the best multiple of the credit leaves.
+    """Return the share of the squared advantage that remains after subtracting the best multiple of the credit.
 
         min_s sum (A - s c)^2 / sum A^2 = 1 - mean (sum c A1)(sum c A2) / (sum c^2  mean sum A1 A2)
 
-    Source: Perturn; least squares. 0: the credit is a multiple of the advantage; 1: no multiple is better than 0.
+    At 0, the advantage is a multiple of the credit. At 1, no multiple of the credit is better than 0.
     """
     size, square = float(credit @ credit), float((turns.halves[0] * turns.halves[1]).sum(1).mean())
     if size <= 0 or square <= 0:
@@ -65,18 +66,19 @@ def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
 
 
 def auc(turns: Measured, credit: Floats) -> float | None:
-    """Return the chance that the credit is higher at a turn that gained than at a turn that lost; ties count half.
+    """Return the probability that the credit is higher at a turn that gained than at a turn that lost. Ties count half.
 
         AUC = mean sum_ij g_i l_j ([c_i > c_j] + [c_i = c_j] / 2) / mean (sum g)(sum l)
         g = [A1 > 0] A2,   l = -[A1 < 0] A2
 
-    A turn counts by how much it gained or lost, since most turns change next to nothing, and noise decides their sign.
-    One half decides whether a turn gains or loses, and the other half gives its size, so a turn that changes nothing
-    counts 0 on average. A credit that knows nothing has 0.5.
+    Most turns change almost nothing, and noise decides their sign. So each turn is weighted by the size of its gain or
+    loss. One half of the continuations decides the sign, and the other half gives the size. A turn that changes nothing
+    then has weight 0 on average. An uninformative credit scores 0.5.
 
     Source: Mann and Whitney 1947, "On a test of whether one of two random variables is stochastically larger than the
     other".
-    Differs: turns count by their advantage, from another half than their side.
+    Differs: turns are weighted by their advantage, which is measured by another half of the continuations than their
+    sign.
     """
     first, second = _both_orders(turns.halves)
     gained, lost = np.where(first > 0, second, 0.0), -np.where(first < 0, second, 0.0)
@@ -91,14 +93,15 @@ def auc(turns: Measured, credit: Floats) -> float | None:
 
 
 def sign_errors(turns: Measured, credit: Floats) -> float | None:
-    """Return the share of the advantage, by size, at turns that the credit gives the wrong sign; 0 counts half.
+    """Return the share of the absolute advantage at turns where the credit has the wrong sign; a zero counts half.
 
         (1 - sum sign(c) A / mean sum sign(A1) A2) / 2
 
-    It is relative to what half of the continuations know: 0 is a credit whose signs are as good as theirs, and a better
-    one is below 0. With more continuations, the denominator grows to sum |A|.
+    The score compares the credit with one half of the continuations. It is 0 if the signs of the credit are as good as
+    the signs from that half, and below 0 if they are better. With more continuations, the denominator approaches sum
+    |A|.
 
-    Source: ours. The numerator is linear in A, and the denominator is a product of halves.
+    Source: Perturn. The numerator is linear in A, and the denominator is a product of halves.
     """
     first, second = _both_orders(turns.halves)
     size = float((np.sign(first) * second).sum(1).mean())
@@ -106,13 +109,14 @@ def sign_errors(turns: Measured, credit: Floats) -> float | None:
 
 
 def lost_auc(turns: Measured, credit: Floats) -> float | None:
-    """Return the chance that the credit is lower at the turn that lost an episode than at another of its turns.
+    """Return the probability that the credit is lower at the turn that lost an episode than at another of its turns.
 
-    In an episode that did not solve its task, the turn that lost it is the one with the lowest A1. The episode counts
-    by -A2 there, the loss that the other continuations confirm. The lowest of many measurements is too low itself
-    (regression to the mean), and may be of a turn at which nothing was lost: such an episode counts 0 on average.
+    If an episode did not solve its task, the turn with the lowest A1 is taken as the turn that lost it. The episode has
+    the weight -A2 at that turn, the loss that the other half of the continuations measures. The lowest of many
+    measurements is biased downwards (regression to the mean), even if no turn lost anything. Such an episode has weight
+    0 on average.
 
-    Source: Perturn; the probability is the statistic of Mann and Whitney, within an episode.
+    Source: Perturn. The probability is the statistic of Mann and Whitney within an episode.
     """
     found, whole = 0.0, 0.0
     first, second = _both_orders(turns.halves)
@@ -128,13 +132,14 @@ def lost_auc(turns: Measured, credit: Floats) -> float | None:
 
 
 def loss_found(turns: Measured, credit: Floats) -> float | None:
-    """Return the loss at the turns that the credit blames most, as a share of the loss at the turns that lost most.
+    """Return the loss at the turns that the credit blames most, relative to the largest losses of the episodes.
 
         sum A at argmin c / mean sum A2 at argmin A1        over episodes that did not solve their task
 
-    Of several lowest turns of an episode, it is their mean.
+    If the lowest credit of an episode is shared by several turns, their mean advantage is used.
 
-    Source: ours. Both sides are measured by other continuations than chose the turn.
+    Source: Perturn. In the numerator the credit chooses the turn. In the denominator one half of the continuations
+    chooses it, and the other half measures the loss.
     """
     found, most = 0.0, 0.0
     first, second = _both_orders(turns.halves)
@@ -154,13 +159,13 @@ SCORES: Mapping[str, Score] = {
     "error_after_scaling": error_after_scaling,
     "loss_found": loss_found,
 }
-"""Scores by name."""
+"""Score functions by name."""
 PROBABILITIES = frozenset({"auc", "lost_auc"})
-"""Scores that estimate a probability; see `within_bounds`. The other intervals have no bounds."""
+"""Scores that estimate a probability; see `within_bounds`. The intervals of other scores are unbounded."""
 
 
 def clusters_of(turns: Measured) -> Ids:
-    """Return the cluster of each turn: its task, or its episode where there are few tasks [turns]."""
+    """Return the cluster of each turn: its task, or its episode if there are few tasks [turns]."""
     return turns.episode if has_few_tasks(turns) else turns.task
 
 
@@ -170,7 +175,7 @@ def has_few_tasks(turns: Measured) -> bool:
 
 
 def estimate(name: str, turns: Measured, credit: Floats) -> Estimate | None:
-    """Return a score with its 95 % interval, which leaves out tasks in turn."""
+    """Return a score with its 95 % interval, from a jackknife over tasks (or over episodes if tasks are few)."""
     clusters: list[Hashable] = clusters_of(turns).tolist()
     if not clusters:
         return None
@@ -179,14 +184,14 @@ def estimate(name: str, turns: Measured, credit: Floats) -> Estimate | None:
 
 
 def within_bounds(found: Estimate) -> Estimate:
-    """Return an estimate of a probability with both the estimate and its interval inside [0, 1].
+    """Move an estimate of a probability and its interval into [0, 1].
 
-    The correction for noise can move an estimate outside of [0, 1]. Such an estimate becomes 0 or 1, and its interval
-    moves along. Then the interval is cut at 0 and 1. No probability is farther from the new estimate than from the old
-    one. So the new interval contains the true probability whenever the old interval did. If the data gave no interval,
-    its infinite ends stay.
+    The correction for noise can move an estimate outside [0, 1]. Such an estimate becomes 0 or 1, and its interval
+    moves by the same distance. Then the interval is cut at 0 and 1. Every probability is at least as near to the new
+    estimate as to the old estimate. So the new interval contains the true probability whenever the old interval did. An
+    infinite interval stays infinite.
 
-    Score and logit intervals also stay inside, but they are not defined for an estimate outside of [0, 1].
+    Score and logit intervals would also stay inside [0, 1], but they are undefined for an estimate outside it.
     """
     mean = min(1.0, max(0.0, found.mean))
     low, high = (end + mean - found.mean for end in (found.low, found.high))
@@ -201,7 +206,7 @@ def scores_of(turns: Measured, credit: Floats) -> dict[str, Estimate | None]:
 
 
 def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | None]]:
-    """Return all scores of a credit within each third of the episodes."""
+    """Return all scores of a credit for each third of the episodes."""
     found = {}
     for number, name in enumerate(THIRDS):
         keep = turns.third == number
@@ -210,12 +215,12 @@ def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | 
 
 
 def _both_orders(halves: Floats) -> tuple[Floats, Floats]:
-    """Return each half beside the other half [2 splits, turns]."""
+    """Return both halves in both orders, as two arrays [2 splits, turns]."""
     return np.concatenate([halves[0], halves[1]]), np.concatenate([halves[1], halves[0]])
 
 
 def _centred(turns: Measured, values: Floats) -> Floats:
-    """Return values minus their mean over the turns of the episode [..., turns]."""
+    """Return values minus their mean over the turns of each episode [..., turns]."""
     _, number, many = np.unique(turns.episode, return_inverse=True, return_counts=True)
     if not len(number):
         return values
@@ -226,7 +231,7 @@ def _centred(turns: Measured, values: Floats) -> Floats:
 
 
 def _failures(turns: Measured) -> list[tuple[int, int]]:
-    """Return first and last turn of each unsolved episode with at least two turns."""
+    """Return the start and the end (exclusive) of the turns of each unsolved episode with at least two turns."""
     if not len(turns.episode):
         return []
     edges = [*np.flatnonzero(np.diff(turns.episode, prepend=-1)).tolist(), len(turns.episode)]

@@ -1,4 +1,4 @@
-"""Continuations that an interval of a wanted width needs, before any is played."""
+"""Estimate how many continuations an interval of a wanted width needs, before any continuation is played."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from perturn.measure.worlds import WorldCheck
 from perturn.types import Trajectory
 
 PILOT = 50
-"""Continuations that must be there for their variance to be read."""
+"""Number of continuations from which their own variance is used."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Work of a measurement."""
+    """Amount of work of a measurement."""
 
     world: WorldCheck
     episodes: int
     turns: int
     points: int
-    """Places that continuations are played from."""
+    """Number of points from which continuations are played."""
     continuations: int
-    """From each point, as asked for."""
+    """Requested number of continuations from each point."""
     width: float
     """Expected half-width of the 95 % interval of an advantage with this number of continuations, in units of
     reward."""
     wanted: float
-    """Half-width that was wanted, in units of reward."""
+    """Wanted half-width, in units of reward."""
     needed: int
-    """Continuations of a point for the wanted half-width."""
+    """Number of continuations of each point for the wanted half-width."""
     played: int
-    """Continuations that exist already."""
+    """Number of continuations that exist already."""
     to_play: int
     turns_to_play: int
-    """Turns of these, as far as the recorded episodes tell."""
+    """Expected number of turns in the continuations to play, by the lengths of the recorded episodes."""
     from_pilot: bool
-    """Whether the variance is of continuations. The variance of whole episodes of a task is larger on average."""
+    """Whether the variance comes from continuations. The variance of whole episodes is larger on average."""
 
 
 def forecast(
@@ -53,17 +53,18 @@ def forecast(
     continuations: int,
     wanted: float,
 ) -> Forecast:
-    """Return the work of a measurement, and the continuations that an interval needs.
+    """Return the amount of work of a measurement, and the number of continuations that an interval needs.
 
-    The variance of returns at a point is the mean over points with continuations, once 50 are there. Before that it is
-    the mean variance of the returns of the episodes of a task, which is at least as large on average (total variance).
+    Once 50 continuations exist, the variance of a point's returns is averaged over the points that have continuations.
+    Before, the variance of the returns between episodes of a task is used. It is at least as large on average, by the
+    law of total variance.
 
     Args:
-        world: How the world answers.
-        plan: Episodes and points.
+        world: Result of checking the environment.
+        plan: Recorded episodes and their points.
         explored: All episodes of the iteration.
-        done: Continuations that were played.
-        continuations: From each point.
+        done: Continuations that are already played.
+        continuations: Number of continuations from each point.
         wanted: Half-width of the 95 % interval of an advantage, in units of reward.
     """
     points = set(plan.points)
@@ -92,7 +93,7 @@ def forecast(
 
 
 def _between_episodes(explored: Sequence[Trajectory]) -> float:
-    """Return the mean variance of the returns of the episodes of a task; without tasks of several, of all episodes."""
+    """Return the mean variance of returns between episodes of a task; over all episodes if each task has only one."""
     by_task: dict[str, list[float]] = {}
     for one in explored:
         by_task.setdefault(one.task.id, []).append(fsum(recorded_rewards(one)))

@@ -1,4 +1,4 @@
-"""Policy gradients from a credit and from measured advantages, and how much of them is noise."""
+"""Compare policy gradients from a credit and from measured advantages, and estimate their noise."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from perturn.measure.credit_scores import clusters_of, has_few_tasks
 from perturn.stats import Estimate, jackknife
 
 Sketches = NDArray[np.float32]
-"""Gradient of log pi of the action of each turn, sketched [turns, numbers]."""
+"""Random projections of the gradient of log pi of each turn's action [turns, numbers]."""
 
 THOUSAND = 1000
-"""Episodes that the figures on noise are of."""
+"""Number of episodes to which the noise figures refer."""
 
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products of the gradients that the tasks give, [tasks, tasks] each."""
+    """Inner products of the gradients of tasks, each [tasks, tasks]."""
 
     credit: Floats
-    """Of the credit's gradients with themselves."""
+    """Products of the credit's gradients with each other."""
     between: Floats
-    """Of the credit's gradients with the measured ones."""
+    """Products of the credit's gradients with the gradients from measured advantages."""
     measured: Floats
-    """Of the measured gradients with themselves."""
+    """Products of the gradients from measured advantages with each other."""
     halves: Floats
-    """Of the gradients from one half of the continuations with the gradients from the other, a mean over splits."""
+    """Products of the gradients from one half of the continuations with the gradients from the other half, averaged
+    over splits."""
     episodes: Floats
-    """Episodes of each task [tasks]."""
+    """Number of episodes of each task [tasks]."""
 
 
 def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
-    """Return the inner products of gradients by task.
+    """Return the inner products of the gradients of tasks.
 
         x_k = sum of c_t grad log pi(a_t | h_t) over the turns of task k
 
-    If there are few tasks, an episode is used in place of a task.
+    If there are few tasks, each episode is treated as a task.
     """
     _, number = np.unique(clusters_of(turns), return_inverse=True)
     count = int(number.max()) + 1
@@ -61,11 +62,12 @@ def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
 
 
 def cosine(of: Products, keep: Flags) -> float | None:
-    """Return the cosine between the credit's gradient and the measured one of the same episodes.
+    """Return the cosine between the credit's gradient and the measured gradient of the same episodes.
 
         X_c . X_A / sqrt(|X_c|^2 X_A1 . X_A2),   X = sum of x_k over tasks
 
-    It is the effect of a step on these episodes; halves of the continuations correct it for noise of measurement.
+    The cosine shows how well a step on the credit improves these episodes. The halves of the continuations correct it
+    for the noise of the measurement.
     """
     size = _total(of.credit, keep) * _total(of.halves, keep)
     return _total(of.between, keep) / sqrt(size) if size > 0 else None
@@ -76,10 +78,11 @@ def expected_cosine(of: Products, keep: Flags) -> float | None:
 
         U(c, A) / sqrt(U(c, c) U(A, A)),   U(x, y) = (sum x . sum y - sum_k x_k . y_k) G / (G - 1) / N^2
 
-    G tasks with N episodes. Products of different tasks alone have the product of the expectations as their mean, since
-    one task's gradient is correlated with itself. None: the gradients of so few episodes differ too much.
+    G is the number of tasks, N the number of episodes. U uses only products of different tasks, which are independent.
+    So its expected value is the product of the expected gradients. The result is None if either squared length is not
+    positive, as with few and noisy episodes.
 
-    Source: ours; U is the U-statistic of Hoeffding 1948, "A class of statistics with asymptotically normal
+    Source: Perturn. U is the U-statistic of Hoeffding 1948, "A class of statistics with asymptotically normal
     distribution".
     """
     size = _across(of.credit, of, keep) * _across(of.measured, of, keep)
@@ -88,19 +91,19 @@ def expected_cosine(of: Products, keep: Flags) -> float | None:
 
 
 def signal_to_noise(of: Products, keep: Flags) -> float | None:
-    """Return the squared length of the expected gradient over the variance of the gradient of a thousand episodes.
+    """Return the squared length of the expected gradient, relative to the noise in the gradient of a thousand episodes.
 
         SNR = U(c, c) / (V N / 1000),   V = (sum_k |x_k|^2 - |sum x|^2 / G) G / (G - 1) / N^2
 
-    V is the variance, over all directions, of the mean gradient of the N measured episodes. Below 0: the expected
-    gradient cannot be told from 0.
+    V is the variance of the mean gradient of the N measured episodes, summed over all directions. A ratio below 0 means
+    that the expected gradient cannot be distinguished from 0.
     """
     noise = _noise(of, keep)
     return _across(of.credit, of, keep) / noise if noise > 0 else None
 
 
 def step_cosine(of: Products, keep: Flags) -> float | None:
-    """Return the cosine to expect between the credit's gradient of a thousand episodes and the true policy gradient.
+    """Return the expected cosine between the credit's gradient from a thousand episodes and the true policy gradient.
 
     U(c, A) / sqrt(U(A, A) (U(c, c) + V N / 1000))
     """
@@ -114,14 +117,14 @@ FIGURES = {
     "signal_to_noise": signal_to_noise,
     "step_cosine": step_cosine,
 }
-"""Figures by name."""
+"""Functions that compute a figure, by the figure's name."""
 ACROSS = ("expected_cosine", "signal_to_noise", "step_cosine")
-"""Figures that multiply gradients of different tasks. Episodes of one task share points, and so the noise of their
-continuations: they cannot stand for tasks here."""
+"""Figures that multiply gradients of different tasks. Episodes cannot replace tasks here, because episodes of one task
+share points and therefore the noise of their continuations."""
 
 
 def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[str, Estimate | None]:
-    """Return all figures of a credit's gradient with their 95 % intervals, which leave out tasks in turn.
+    """Return all figures of a credit's gradient with their 95 % intervals, from a jackknife over tasks.
 
     With fewer than five tasks, the figures of `ACROSS` are None.
     """
@@ -139,12 +142,12 @@ def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[s
 
 
 def _total(product: Floats, keep: Flags) -> float:
-    """Return the product of the sums over tasks."""
+    """Return the inner product of the gradients summed over the kept tasks."""
     return float(product[np.ix_(keep, keep)].sum())
 
 
 def _own(product: Floats, keep: Flags) -> float:
-    """Return the sum of the products of each task with itself."""
+    """Return the sum of each kept task's product with itself."""
     return float(np.trace(product[np.ix_(keep, keep)]))
 
 
@@ -157,7 +160,7 @@ def _across(product: Floats, of: Products, keep: Flags) -> float:
 
 
 def _noise(of: Products, keep: Flags) -> float:
-    """Return the variance of the gradient of a thousand episodes; see `signal_to_noise`."""
+    """Return the variance of the mean gradient of a thousand episodes; see `signal_to_noise`."""
     tasks, episodes = int(keep.sum()), float(of.episodes[keep].sum())
     if tasks < 2:
         return 0.0

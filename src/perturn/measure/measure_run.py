@@ -1,4 +1,4 @@
-"""`perturn measure`: what each turn of a run's episodes was worth, and how well each credit finds it."""
+"""Implement `perturn measure`: the value of each turn of a run, and the agreement of each credit with it."""
 
 from __future__ import annotations
 
@@ -43,29 +43,30 @@ from perturn.types import Trajectory
 _logger = logging.getLogger(__name__)
 
 MEASURED = "measured advantage"
-"""Name of the measured advantage among the credits."""
+"""Name under which the measured advantage itself is listed as a credit."""
 WITHHELD = {"cosine": "one noise would stand on both sides of its product, and pull it above 1"}
-"""Figures that the measured advantage does not have as a credit, and why."""
+"""Figures that are not computed for the measured advantage as a credit, with the reason."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Credits, episodes and continuations of a measurement."""
+    """Choice of the credits, episodes and continuations of a measurement."""
 
     credits: Sequence[str] = ("all",)
-    """Names of credits, or MODULE:CLASS; `all`: each that can weigh the run's episodes."""
+    """Names of credits, or MODULE:CLASS. With `all`, every credit that can be computed for the run's episodes is
+    used."""
     episodes: int = 100
     continuations: int = 8
     iteration: int | None = None
-    """Iteration whose episodes are measured; None: the last one whose policy exists."""
+    """Iteration whose episodes are measured. If None, it is the last iteration whose policy exists."""
     width: float = 0.1
-    """Half-width of the interval of an advantage that `--dry-run` says the continuations for, in units of reward."""
+    """Half-width of an advantage's interval, in units of reward, for which `--dry-run` computes the continuations."""
     gradients: bool = True
-    """Whether gradients are compared, where the policy can be opened."""
+    """Whether gradients are compared, if the policy can be loaded."""
 
 
 def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
-    """Measure a run; the results are written into the run folder too.
+    """Measure a run, and write the results to the run folder.
 
     Raises:
         PerturnError: If the run has no episodes that can be measured.
@@ -117,7 +118,7 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
 
 
 def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
-    """Say how many continuations an interval of the wanted width needs, and play none."""
+    """Return how many continuations an interval of the wanted width needs, without playing any."""
     recipe = resolve_recipe(folder)
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
@@ -127,7 +128,7 @@ def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
-    """Return the exploration that is measured, all its episodes, and the episodes that are continued.
+    """Return the measured exploration stage, all its episodes, and the episodes to continue.
 
     Raises:
         PerturnError: If the run has no episode that can be continued.
@@ -146,7 +147,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
 
 
 def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
-    """Reject a run whose episodes cannot be continued as wanted."""
+    """Raise an error if the episodes of a run cannot be continued as wanted."""
     reader, remedy = "perturn measure continues explored episodes in it", "give a run whose recipe has it"
     explore = required(recipe.explore, "explore", "perturn measure continues its episodes", remedy)
     environment = required(recipe.environment, "environment", reader, remedy)
@@ -170,7 +171,7 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:
-    """Return the exploration of an iteration, or the last one whose policy exists."""
+    """Return the exploration stage of an iteration, or the last one whose policy exists."""
     found = explored_stages(run.paths, run.recipe)
     if iteration is not None:
         found = [stage for stage in found if stage.iteration == iteration]
@@ -190,7 +191,7 @@ def _stage(run: Run, iteration: int | None) -> Stage:
 
 
 def _planned(session: Session, stage: Stage, chosen: Sequence[Trajectory]) -> tuple[WorldCheck, Plan]:
-    """Return how the world answers episodes that are played again, and the points of the chosen ones."""
+    """Replay the chosen episodes to classify the environment, and return the result with the points of the episodes."""
     with at_work("playing episodes again"), closing_world(world_maker(session.recipe)()) as env:
         has_user = session.recipe.user is not None
         world = check_world(env, chosen, rules(session, stage.policy), has_user=has_user)
@@ -215,7 +216,7 @@ def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> d
 def _gradients(
     paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
 ) -> Sketches | None:
-    """Return gradients of the measured turns; None where the policy cannot be opened here."""
+    """Return the gradients of the measured turns; None if the policy cannot be loaded on this machine."""
     if not engine_settings(recipe).traits.serves_checkpoints:
         return None
     reader = open_policy(paths, recipe, stage.policy)
@@ -231,7 +232,7 @@ def _rows(
     gradients: Sketches | None,
     played: Sequence[Continuation],
 ) -> dict[str, Any]:
-    """Return scores of each credit, and of the measured advantage itself as a credit."""
+    """Return the scores of each credit, and of the measured advantage as a credit."""
     found = {}
     for name, one in weighed.items():
         credit = np.array([one.weights[chosen[e].key][t] for e, t in _turns_of(turns)])
@@ -258,12 +259,12 @@ def _rows(
 
 
 def _turns_of(turns: Measured) -> list[tuple[int, int]]:
-    """Return episode and position of each turn."""
+    """Return the episode and the position of each turn."""
     return list(zip(turns.episode.tolist(), turns.position.tolist(), strict=True))
 
 
 def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
-    """Return estimates as [mean, low, high]; an end that is not known is None."""
+    """Return estimates as [mean, low, high], with None for an infinite or undefined end."""
     return {
         name: None if one is None else [_finite(each) for each in (one.mean, one.low, one.high)]
         for name, one in estimates.items()
@@ -277,7 +278,7 @@ def _finite(value: float) -> float | None:
 def _by_episode(
     chosen: Sequence[Trajectory], turns: Measured, weighed: Mapping[str, Weighed]
 ) -> list[dict[str, Any]]:
-    """Return each episode with the measured advantage and the credits of its turns; None where not measured."""
+    """Return each episode with the measured advantages and credits of its turns; None where not measured."""
     at = {turn_of: index for index, turn_of in enumerate(_turns_of(turns))}
     found = []
     for number, one in enumerate(chosen):

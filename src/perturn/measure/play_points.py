@@ -1,4 +1,4 @@
-"""Play the continuations of recorded episodes, each on the disk as soon as it ends."""
+"""Play continuations of recorded episodes, and write each to disk as soon as it ends."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def play_points(
     continuations: int,
     concurrency: int,
 ) -> list[Continuation]:
-    """Play the continuations that a file lacks; return all that it holds of the plan.
+    """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
     Args:
         session: An open run.
         plan: Points of recorded episodes.
-        file: Where continuations are kept.
-        policy: The policy that acted.
-        sampling: How it decoded.
-        continuations: From each point.
-        concurrency: Episodes running at the same time.
+        file: File of continuations.
+        policy: Name of the policy that played the recorded episodes.
+        sampling: Decoding settings of the recorded episodes.
+        continuations: Number of continuations from each point.
+        concurrency: Number of episodes that run at the same time.
     """
     points = set(plan.points)
     with ContinuationFile(file) as store:
@@ -53,6 +53,6 @@ def play_points(
 
 
 def rules(session: Session, policy: str) -> EpisodeProtocol:
-    """Return the rules that the episodes of a policy were played by."""
+    """Return the protocol with which the episodes of a policy were played, including any simulated user."""
     protocol, user = session.rules(policy), session.recipe.user
     return protocol if user is None else replace(protocol, user=SimulatedUser(user.model, user.prompt))

@@ -1,4 +1,4 @@
-"""Points of recorded episodes from which continuations are played, and the continuations on disk."""
+"""Find the points of recorded episodes from which continuations are played, and store the continuations."""
 
 from __future__ import annotations
 
@@ -21,50 +21,52 @@ from perturn.io.read_input import complete_lines
 from perturn.types import Trajectory, came_back, failed, unfinished
 
 Kind = Literal["deterministic", "seeded", "open"]
-"""How a world answers the actions of an episode that is played again: always the same; the same under the episode's
-seed; or not always the same."""
+"""How an environment answers when an episode's actions are replayed: always equally (`deterministic`), equally under
+the same seed (`seeded`), or with variation (`open`)."""
 
 
 class Point(NamedTuple):
-    """A place in a recorded episode from which continuations are played."""
+    """State in a recorded episode from which continuations are played."""
 
     task: str
-    """Id of its task."""
+    """Id of the episode's task."""
     sample: int
     """Index of the episode among the episodes of the task."""
     turn: int
-    """Turns of the episode that come before it."""
+    """Number of turns of the episode before the point."""
     acted: bool = False
-    """Whether the action of that turn is repeated first, and the world answers it again."""
+    """Whether a continuation first repeats the recorded action of the next turn, to which the environment answers
+    again."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """Result of an episode that was continued from a point."""
+    """Result of one continuation of an episode from a point."""
 
     task: str
-    """Of the point, as the four fields that follow."""
+    """Id of the task. This field and the next three are the fields of the `Point`."""
     sample: int
     turn: int
     acted: bool
     number: int
-    """Number among the continuations of the point, from 0."""
+    """Number of the continuation among all continuations of its point, from 0."""
     reward: float
-    """Sum of the rewards from the turn of the point on, in units of reward."""
+    """Sum of rewards after the point, in units of reward."""
     success: bool
     turns: int
-    """Turns that were played."""
+    """Number of turns that were played."""
     outcome: str = "counted"
-    """counted; failed (the world or the engine raised); or elsewhere (the world did not come back to the point)."""
+    """`counted`; `failed`, if the environment or the engine raised an error; or `elsewhere`, if the environment did not
+    return to the state of the point."""
 
     @property
     def point(self) -> Point:
-        """The point."""
+        """Point of the continuation."""
         return Point(self.task, self.sample, self.turn, self.acted)
 
 
 def read_continuations(file: Path) -> list[Continuation]:
-    """Return the continuations of a file; none if there is no file. A last line that was cut short is left out."""
+    """Return the continuations in a file; empty if the file does not exist. An incomplete last line is ignored."""
     if not file.is_file():
         return []
     lines = enumerate((raw for _, raw in complete_lines(file, DataError)), start=1)
@@ -72,16 +74,16 @@ def read_continuations(file: Path) -> list[Continuation]:
 
 
 class ContinuationFile:
-    """A file of continuations, open for appending by one process; a line is on the disk when `append` returns."""
+    """File of continuations that one process appends to. A line is on disk when `append` returns."""
 
     def __init__(self, file: Path) -> None:
-        """Open the file, and drop a last line that a kill cut short."""
+        """Open the file, and remove an incomplete last line."""
         self._file = GrowingFile(file, DataError, lambda: None)
         self.found = read_continuations(file)
-        """Continuations that were there, and the appended ones."""
+        """Continuations in the file, including appended ones."""
 
     def append(self, one: Continuation) -> None:
-        """Write a continuation."""
+        """Append a continuation."""
         self._file.append(line_of(one))
         self.found.append(one)
 
@@ -93,14 +95,14 @@ class ContinuationFile:
 
 
 class Planned(NamedTuple):
-    """A continuation to be played."""
+    """A continuation to play."""
 
     job: Job
     point: Point
     number: int
 
     def ended(self, played: Trajectory) -> Continuation:
-        """Return how it went."""
+        """Return the result of the continuation from its finished episode."""
         turn = self.point.turn
         outcome = "counted" if not failed(played) else "failed" if came_back(played) else "elsewhere"
         reward = fsum(recorded_rewards(played)[turn:]) if outcome == "counted" else 0.0
@@ -110,32 +112,33 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Episodes that are measured, and the points that the advantage of each turn is measured from."""
+    """Episodes to measure, and the points from which the advantage of each turn is measured."""
 
     episodes: Sequence[Trajectory]
     before: Sequence[Sequence[Point]]
     """Point before each turn of each episode."""
     after: Sequence[Sequence[Point | None]]
-    """Point after each turn; None: the episode ended with the turn, so that the value is 0."""
+    """Point after each turn of each episode. None means that the episode ended with the turn, so that the value is
+    0."""
     by_key: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
 
     @property
     def points(self) -> list[Point]:
-        """All points, each once, in the order of the episodes and of the turns."""
+        """All distinct points, in the order of the episodes and turns."""
         rows = zip(self.before, self.after, strict=True)
         found = [point for pair in rows for both in zip(*pair, strict=True) for point in both]
         return list(dict.fromkeys(point for point in found if point is not None))
 
     def jobs(self, seed: int, continuations: int, done: Sequence[Continuation]) -> Iterator[Planned]:
-        """Yield the continuations that are still to be played.
+        """Yield the continuations that are not played yet.
 
-        The seed of each depends on the run's seed, its point and its number alone. So no credit of the run has seen it,
-        and a call that was killed resumes with the same ones.
+        The seed of a continuation depends only on the run's seed, its point and its number. So a call that was killed
+        resumes with the same continuations. No credit of the run has used this seed.
 
         Args:
-            seed: Of the run.
-            continuations: From each point.
-            done: Those that were played.
+            seed: Seed of the run.
+            continuations: Number of continuations from each point.
+            done: Continuations that are already played.
         """
         known = {(one.point, one.number) for one in done}
         samples: dict[str, Iterator[int]] = defaultdict(count)
@@ -157,16 +160,17 @@ class Plan:
 
 
 def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
-    """Return the points of episodes.
+    """Return the points of recorded episodes, by the kind of the environment.
 
-    - In a deterministic world, the state before a turn follows from the task and the actions so far, so that episodes
-      with the same beginning share a point.
-    - In a seeded world it follows from the episode's own seed too, and each episode has its own points.
-    - In an open world the answer to an action is random, and the point after a turn is the turn repeated.
+    - In a deterministic environment, the state before a turn follows from the task and the earlier actions. So episodes
+      with the same first turns share points.
+    - In a seeded environment, the state also depends on the seed of the episode. So each episode has its own points.
+    - In an open environment, the answer to an action is random. So the point after a turn lies before the turn, and its
+      continuations repeat the action first.
 
     Args:
         episodes: Recorded episodes that did not FAIL.
-        kind: Of the world.
+        kind: Kind of the environment.
     """
     known: dict[object, Point] = {}
     before, after = [], list[list[Point | None]]()
@@ -187,10 +191,10 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
 
 
 def choose(explored: Sequence[Trajectory], episodes: int, seed: int) -> list[Trajectory]:
-    """Return a number of explored episodes, of as many tasks as possible.
+    """Choose a number of explored episodes from as many tasks as possible.
 
-    The first episode of each task comes first, tasks in an order by the seed; a larger number adds episodes and changes
-    none. Episodes that FAILED, or have no turn, are not measured.
+    The first episode of every task is chosen before the second episode of any task. The seed gives the order of the
+    tasks. A larger number only adds episodes. Episodes that FAILED or have no turn are never chosen.
     """
     usable = sorted((one for one in explored if one.turns and not failed(one)), key=lambda one: one.key)
     rank: dict[str, Iterator[int]] = defaultdict(count)

@@ -1,4 +1,4 @@
-"""Sentences on the result of a measurement; each appears only if its interval supports it."""
+"""Describe the result of a measurement in sentences. Each sentence appears only if its interval supports it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MARGIN = 0.05
-"""Distance from 0.5 within which the whole interval of an AUC must lie for `no better than chance`."""
+"""Maximum distance from 0.5 of an AUC's interval ends for the verdict `no better than chance`."""
 _UNCORRELATED = 0.1
-"""Correlation that the whole interval must stay below for it too: noise alone pulls an AUC to 0.5, but not this."""
+"""Upper limit of the correlation's interval for the same verdict. Noise alone can move an AUC to 0.5, but not the
+correlation below this limit."""
 
 
 def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
     """Return the sentences that a measurement supports for a credit.
 
     Args:
-        name: Of the credit.
-        row: Its scores: name -> [mean, low, high], or None.
-        environment: What was played.
+        name: Name of the credit.
+        row: Scores of the credit by name, each [mean, low, high] or None.
+        environment: Name of the environment.
     """
     return [f"On {environment}, {name} {claim}." for claim in _claims(row)]
 
 
 def unscored(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> str:
-    """Return why no credit has a score, and what to do; an empty text if a credit has one.
+    """Return why no credit has a score, and the remedy; an empty text if a credit has one.
 
     Args:
-        rows: The scores of each credit: name -> [mean, low, high], or None.
-        names: The scores that compare turns.
+        rows: Scores of each credit by name, each [mean, low, high] or None.
+        names: Names of the scores that compare turns.
     """
     wanted = tuple(names)
     if any(row.get(name) for row in rows for name in wanted):
@@ -52,9 +53,9 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_chance(estimate: Any, correlation: Any) -> str:
-    """Return the verdict on an AUC; empty if its interval holds both 0.5 and a value that matters.
+    """Return the verdict on an AUC; empty if the interval contains both 0.5 and values clearly different from it.
 
-    A credit that gives the turns of an episode one number has an AUC of exactly 0.5, and no correlation.
+    A credit that is constant within each episode has an AUC of exactly 0.5 and an undefined correlation.
     """
     if not estimate or None in estimate:
         return ""

@@ -1,4 +1,4 @@
-"""Gradient of the log-probability of each recorded action, exact or projected at random, on disk by episode."""
+"""Compute the gradient of the log-probability of each recorded action, exact or randomly projected, and store it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from perturn.policy.packing import lay_out
 from perturn.types import Trajectory
 
 NUMBERS = 2**14
-"""Numbers of a projected gradient. The cosine of two gradients then has a standard error of at most 0.011."""
+"""Size of a projected gradient. The cosine of two projected gradients has a standard error of at most 0.011."""
 _SEED = 20_240_101
 _KEPT = 2**27
-"""Parameters of a model up to which the map is kept in memory."""
+"""Number of model parameters up to which the random map is kept in memory."""
 
 
 class Projection:
-    """A random linear map of gradients that keeps inner products on average.
+    """Random linear map of gradients whose inner products are unbiased.
 
-    Each parameter is added, with a random sign, to a random number of the result. Where a model has no more parameters
-    than the result has numbers, the map changes nothing.
+    Each entry of a gradient is added, with a random sign, to a random entry of the result. If the gradient is no longer
+    than the result, it is not changed.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams" (count sketch); Weinberger
     et al. 2009, "Feature hashing for large scale multitask learning", Section 2, for inner products: their mean is the
@@ -38,11 +38,11 @@ class Projection:
     """
 
     def __init__(self, parameters: Sequence[Tensor], numbers: int = NUMBERS) -> None:
-        """Draw the map, the same for the same model.
+        """Prepare the map, which is the same for the same model.
 
         Args:
-            parameters: Of the model.
-            numbers: Of the result.
+            parameters: Parameters of the model.
+            numbers: Length of the result.
         """
         self.size = sum(each.numel() for each in parameters)
         self.exact = self.size <= numbers
@@ -64,7 +64,7 @@ class Projection:
         return found.cpu()
 
     def _drawn(self, index: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the entry of the sketch that each parameter of a tensor is added to, and its sign."""
+        """Return the target entry and the sign for each element of a parameter tensor [size]."""
         if index in self._known:
             return self._known[index]
         random = torch.Generator().manual_seed(_SEED + index)
@@ -76,15 +76,15 @@ class Projection:
 
 
 def turn_gradients(model: Any, renderer: Renderer, one: Trajectory, project: Projection) -> Tensor:
-    """Return the projected gradient of log pi of the action of each turn of an episode [turns, numbers].
+    """Return the projected gradients of log pi for the actions of an episode [turns, numbers].
 
-    It is the sum over the tokens of the action, as in the policy gradient.
+    The log-probability of an action is the sum over its tokens, as in the policy gradient.
 
     Args:
-        model: The policy that acted, a causal language model of transformers.
-        renderer: Conversation -> tokens, for the model.
+        model: Policy that played the episode, a causal language model of transformers.
+        renderer: Converts conversations to the model's tokens.
         one: The episode.
-        project: From `Projection`.
+        project: A `Projection`.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     encoded = renderer.encode(one, every_turn=True)
@@ -109,14 +109,14 @@ def sketched(
     folder: Path,
     track: Callable[[Sequence[Trajectory]], Iterator[Trajectory]] = iter,
 ) -> list[Sketches]:
-    """Return the gradients of the turns of episodes, from the files of an earlier call if they exist.
+    """Return the projected gradients of the turns of episodes, from files of an earlier call if they exist.
 
     Args:
-        model: The policy that acted.
-        renderer: Conversation -> tokens, for the model.
-        episodes: The episodes; the file of each is named by its number.
-        folder: Where the files are kept.
-        track: Wraps the work to show progress.
+        model: Policy that played the episodes.
+        renderer: Converts conversations to the model's tokens.
+        episodes: The episodes. The position of an episode in this list names its file.
+        folder: Folder of the files.
+        track: Wraps the episodes to show progress.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     project = Projection(parameters)

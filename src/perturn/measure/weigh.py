@@ -1,4 +1,4 @@
-"""The credits that are scored: their weights for a run's episodes, and their cost."""
+"""Compute the weights of several credits for a run's episodes, and the cost of each credit."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from perturn.types import Trajectory, succeeded
 
 @dataclass(frozen=True)
 class Weighed:
-    """A credit on the episodes of an iteration."""
+    """Weights of a credit for the episodes of an iteration."""
 
     section: Mapping[str, Any]
-    """The credit as a section `credit` of a recipe."""
+    """Settings of the credit, as a section `credit` of a recipe."""
     weights: Mapping[tuple[str, int], Floats]
-    """Weight of each turn of each episode, by the key of the episode."""
+    """Weight of each turn [turns], by the key of the episode."""
     by_outcome: bool
-    """Whether all its weights are >= 0, as weights of pairs are. They count with a minus in episodes that did not solve
-    their task, as on the rejected side of a pair."""
+    """Whether the weights were signed by outcome. Some credits, such as the credits of pairs, give only weights >= 0.
+    Their weights are negated in episodes that did not solve the task, as on the rejected side of a pair."""
     cost: float
-    """Passes over the tokens of an episode: one to play it, the passes of quantities, and branches by their turns."""
+    """Cost in passes over the tokens of an episode: one to play it, plus passes for quantities, plus branches by their
+    turns."""
 
 
 def weigh(
     paths: RunPaths, recipe: Recipe, stage: Stage, names: Sequence[str], explored: Sequence[Trajectory]
 ) -> tuple[dict[str, Weighed], dict[str, str]]:
-    """Weigh an iteration's episodes with several credits.
+    """Compute the weights of an iteration's episodes with several credits.
 
-    A credit that reads branches is given the branches of the run. Their seeds differ from the seeds of the
-    continuations that score it. So its own errors are independent of the errors of the measurement.
+    A credit that reads branches gets the branches of the run. Their seeds differ from the seeds of the continuations.
+    So the errors of the credit are independent of the errors of the measurement.
 
     Args:
-        paths: Of the run.
-        recipe: Of the run; the settings of its own credit are kept.
-        stage: The exploration.
-        names: Credits; `all`: all of CREDITS.
+        paths: Paths of the run.
+        recipe: Recipe of the run. The credit in the recipe keeps its settings.
+        stage: Exploration stage.
+        names: Names of credits. `all` means every entry of `CREDITS`.
         explored: Episodes of the stage.
 
     Returns:
-        Credits by name, and why others cannot weigh these episodes.
+        Weights by the credit's name, and for each other credit the reason why it has none.
 
     Raises:
-        PerturnError: If a credit that is named cannot.
+        PerturnError: If a credit that is named explicitly cannot be computed.
     """
     found, left_out = {}, {}
     every = "all" in names
@@ -71,10 +72,10 @@ def weigh(
 
 
 def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
-    """Reject a credit that cannot be made, before anything is played.
+    """Raise an error for a credit that cannot be created, before anything is played.
 
     Raises:
-        PerturnError: If there is none of a name, or its settings are wrong.
+        PerturnError: If a name is unknown, or the settings of a credit are invalid.
     """
     check_fit(names, "--credits", "name a credit, such as rloo, or all", names)
     for name in names:
@@ -83,7 +84,7 @@ def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the section `credit` for a name; the run's own credit keeps its settings."""
+    """Return the section `credit` for a name. The credit in the recipe keeps its settings."""
     own = recipe.credit is not None and recipe.credit.get("name") == name
     return dict(recipe.credit or {}) if own else {"name": name}
 
@@ -117,7 +118,7 @@ def _cost(
     recipe: Recipe,
     stage: Stage,
 ) -> float:
-    """Return passes over the tokens of an explored episode that it takes to play it and to compute its credit."""
+    """Return the cost of playing an episode and computing its credit, in passes over the episode's tokens."""
     needs = [quantity for quantity, _ in wanted(credit.needs).values()]
     branches = [one for one in episodes if one.origin is not None]
     if any(quantity.traits.reads_branches for quantity in needs):

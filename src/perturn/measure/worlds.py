@@ -1,4 +1,4 @@
-"""Kinds of worlds by their answers when recorded episodes are played again; the kind decides how turns are measured."""
+"""Classify an environment by its answers to replayed episodes. The kind decides how turns are measured."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from perturn.types import Environment, EpisodeProtocol, Trajectory
 _logger = logging.getLogger(__name__)
 
 REPLAYED = 20
-"""Episodes that are played again, at most."""
+"""Maximum number of episodes to replay."""
 _TIMES = 2
-"""How often each is played again under its own seed."""
+"""Number of replays of each episode under its own seed."""
 
 
 @dataclass(frozen=True)
 class WorldCheck:
-    """Episodes that were played again with their own actions."""
+    """Result of replaying recorded episodes with their own actions."""
 
     kind: Kind
-    """How the world answers."""
+    """How the environment answers."""
     episodes: int
     came_back: int
-    """Episodes that went as before each time, under their own seed, to the last reward."""
+    """Number of episodes that each replay under their own seed reproduced, including all rewards and the end."""
     under_another_seed: int
-    """Episodes that went as before under another seed too."""
+    """Number of episodes that a replay under another seed reproduced."""
 
 
 def check_world(
     env: Environment, episodes: Sequence[Trajectory], protocol: EpisodeProtocol, *, has_user: bool = False
 ) -> WorldCheck:
-    """Play some episodes again with their own actions, and say how the world answers.
+    """Replay some episodes with their own actions, and classify the environment.
 
-    - deterministic: equal under any seed, so that a state follows from the actions so far;
-    - seeded: the same under the episode's own seed;
-    - open: not always the same, or a model plays the user, so that an action has several answers.
+    - deterministic: Replays are equal under any seed, so that a state follows from the earlier actions.
+    - seeded: Replays are equal under the seed of the episode.
+    - open: Replays differ, or a model plays the user, so that an action has several possible answers.
 
     Args:
-        env: The world.
-        episodes: Recorded ones; the first `REPLAYED` are played.
-        protocol: The rules they were played by.
+        env: The environment.
+        episodes: Recorded episodes. Only the first `REPLAYED` are replayed.
+        protocol: Protocol of the recorded episodes.
         has_user: Whether a model plays the user.
 
     Raises:
-        RunError: If no episode is answered as it was recorded.
+        RunError: If no replay gives the recorded observations.
     """
     chosen, problem = episodes[:REPLAYED], ""
     restored = back = other = 0
@@ -76,16 +76,16 @@ def check_world(
 
 
 class _Difference(NamedTuple):
-    """Difference of an episode that is played again from its record."""
+    """Difference between a recorded episode and its replay."""
 
     restored: bool
-    """Whether the world said the same before each turn."""
+    """Whether the environment gave the recorded observation before each turn."""
     problem: str
-    """The difference in words; "" where there is none."""
+    """Description of the difference; empty if there is none."""
 
 
 def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> _Difference:
-    """Return the differences of an episode from its record, in observations, rewards and end."""
+    """Replay an episode, and return its differences in observations, rewards and end."""
     try:
         again = play_again(env, one, protocol)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""The report: `summary.json` and one self-contained `report.html`, made from the run folder alone."""
+"""Write the report of a run, `summary.json` and a self-contained `report.html`, from the files in the run folder."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from perturn.table import locate
 
 
 def summarize(run: Path) -> dict[str, Any]:
-    """Return the numbers of a run, as `summary.json` holds them.
+    """Return the numbers of a run in the format of `summary.json`.
 
-    A trajectory that FAILED counts with score 0 and as a failure; `failed` counts them. An end of an interval that the
-    data cannot give is None.
+    A FAILED trajectory has score 0 and no success, and is counted under `failed`. An interval end that the data do not
+    determine is None.
 
     Args:
         run: The run folder.
 
-    Returns: `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
-        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an object
-        each, as `report.iterations.iteration_rows` and docs/report.md describe.
+    Returns: `policies`; `comparison` (the last policy against `sft`, or against `base` in a recipe without SFT; None if
+        either is missing); `by_kind` (scores by kind of task, then by policy); `protocol` (or None); `seconds` of all
+        stages; and `iterations` (one object for each iteration, described in docs/report.md).
 
     Raises:
-        RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.
-        DataError: A trajectory or pair in it is malformed.
+        RunError: If the folder does not exist or holds no run, or if a file is malformed.
+        DataError: If a trajectory or pair is malformed.
     """
     return summary_of(read_run(run))
 
 
 def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
-    """Write `summary.json` of each run, and one page of all of them, each file whole or not at all.
+    """Write `summary.json` of each run and one page of all runs. Each file is replaced atomically.
 
     Args:
         run: The run folder.
-        others: Further runs, shown next to the first and compared with it; a folder that is named twice counts once.
-        output: The page; None: `report.html` in the folder, or next to it where there are several runs.
+        others: Further runs, which are shown next to the first run and compared with it. Repeated folders are ignored.
+        output: Path of the page. If None, it is `report.html` in the run folder, or for several runs a file next to the
+            first folder.
 
     Returns:
         The path of the page.
@@ -52,7 +53,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     summaries = [summary_of(each) for each in runs]
     html = locate("perturn.report.report_page:page")(
         runs, summaries
-    )  # a score is summarized without the page's figures
+    )  # imported late: a score needs no figures
     for path, summary in zip(paths, summaries, strict=True):
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(RunPaths(path).summary, text)
@@ -62,7 +63,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
 
 def _page_path(paths: list[Path]) -> Path:
-    """Return the default place of the page."""
+    """Return the default path of the page."""
     if len(paths) == 1:
         return RunPaths(paths[0]).page
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"

@@ -1,4 +1,4 @@
-"""Weights of a credit in figures, and two credits on the same episodes."""
+"""Summarize the weights of a credit, and compare two credits on the same episodes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from perturn.stats import Estimate, cluster_interval, rank_correlation, spearman
 from perturn.types import Trajectory
 
 SHOWN = 10
-"""Turns on which two credits disagree most, that are listed."""
+"""Number of listed turns on which two credits disagree most."""
 _DIGITS = 9
-"""Digits after the point that weights are compared by; smaller differences are rounding error."""
+"""Number of decimal places to which weights are compared. Smaller differences are rounding error."""
 
 
 def credit_summary(
     episodes: Sequence[Trajectory], rows: Sequence[CreditRow], failures: str = "leave_out"
 ) -> dict[str, Any]:
-    """Return counts and weights of a credit.
+    """Return the counts and the weights of a credit.
 
     Args:
-        episodes: Every episode that was asked for.
-        rows: Their rows, in any order.
+        episodes: All episodes that the credit was computed for, including those without a row.
+        rows: Rows of the credit for these episodes, in any order.
         failures: One of `perturn.data.group_account.FAILURES`.
 
-    Returns: JSON data: `counts` as in `counts_of`; `mean` and `spread` (standard deviation) of the weights of trained
-        turns, None where there is none; and `by_turn`, the same for each turn number from 1 on, with `n` turns. Those
-        that a branch shares are the explored episode's alone.
+    Returns: JSON data. `counts` is described in `counts_of`. `mean` and `spread` (standard deviation) are of the
+        weights of trained turns, and None without such a turn. `by_turn` has the same numbers, and the number `n` of
+        turns, for each turn number from 1. Turns that a branch shares with its explored episode are counted once.
     """
     trained = {row.key: row.weight for row in rows if row.bin == "trained"}
     own = [(trained[each.key], _own_turns(each)) for each in episodes if each.key in trained]
@@ -49,7 +49,7 @@ def credit_summary(
 
 
 def _own_turns(episode: Trajectory) -> range:
-    """Return the turns of an episode; of a branch those that it does not share with the explored one."""
+    """Return the turn indices of an episode; for a branch, without the turns shared with its explored episode."""
     return range(0 if episode.origin is None else episode.taken_over, len(episode.turns))
 
 
@@ -61,7 +61,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A turn that one credit ranks high and another low."""
+    """A turn that one credit ranks high and the other ranks low."""
 
     task: str
     sample: int
@@ -69,33 +69,33 @@ class Disagreement:
     """Number of the turn, from 1."""
     action: str
     weights: tuple[float, float]
-    """Of the one credit and the other, without unit."""
+    """Weights by the first and by the second credit, without unit."""
     ranks: tuple[float, float]
-    """Share of all compared turns below it by each, ties halved, in [0, 1]."""
+    """Share of all compared turns that each credit ranks below this turn, in [0, 1]. Ties count half."""
 
 
 @dataclass(frozen=True)
 class CreditComparison:
-    """Two credits on the same episodes; intervals are at 95 % and clustered by task."""
+    """Comparison of two credits on the same episodes. Intervals are at 95 % and clustered by task."""
 
     episodes: int
-    """Compared: those that at least one of the two trains."""
+    """Number of episodes that at least one of the credits trains. Only these are compared."""
     turns: int
     across: Estimate | None
-    """Spearman's rank correlation over all turns; None where a credit says the same of all."""
+    """Spearman's rank correlation over all turns; None if a credit is constant."""
     within: Estimate | None
-    """Mean over episodes of the rank correlation over their turns; None where no episode has one."""
+    """Rank correlation over the turns of an episode, averaged over episodes; None if it is undefined in all of them."""
     without: int
-    """Episodes of two turns or more without one: a credit says the same of all their turns."""
+    """Number of episodes with at least two turns in which a credit is constant, so that they have no correlation."""
     agreement: Estimate | None
-    """Share of turns with the same sign, of those that neither leaves at 0; None where there is none."""
+    """Share of turns with equal signs, among turns where both credits are nonzero; None without such a turn."""
     zero: tuple[int, int]
-    """Turns at 0 by the one credit alone, and by the other alone."""
+    """Number of turns where only the first credit is zero, and where only the second is."""
     disagreements: list[Disagreement]
-    """Turns whose ranks lie furthest apart, the furthest first."""
+    """Turns whose ranks differ most, in descending order of the difference."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return an estimate as JSON data; an end of an interval that the data cannot give is None."""
+        """Return the comparison as JSON data, with None for an infinite or undefined end of an interval."""
         found = asdict(self)
         for name in ("across", "within", "agreement"):
             if found[name] is not None:
@@ -110,16 +110,16 @@ def compare_credits(
     other: Iterable[CreditRow],
     shown: int = SHOWN,
 ) -> CreditComparison:
-    """Compare two credits turn by turn on the episodes that at least one of them trains.
+    """Compare two credits turn by turn, on the episodes that at least one of them trains.
 
     Args:
-        episodes: The episodes that both have weighed, in any order; for branches, only their own turns are compared.
-        one: Rows of a credit.
-        other: Rows of another, for the same episodes.
-        shown: How many disagreements to list.
+        episodes: Episodes with weights by both credits, in any order. Only the own turns of branches are compared.
+        one: Rows of the first credit.
+        other: Rows of the second credit for the same episodes.
+        shown: Number of disagreements to list.
 
     Raises:
-        DataError: If an episode has not a row of both with a weight for each of its turns.
+        DataError: If an episode lacks a row of either credit, or a row lacks the weight of a turn.
     """
     sides = [{row.key: row for row in rows} for rows in (one, other)]
     compared = [each for each in sorted(episodes, key=lambda each: each.key) if _is_trained(each, sides)]
@@ -140,12 +140,12 @@ def compare_credits(
 
 
 def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
-    """Return a comparison of two credits in words.
+    """Describe a comparison of two credits in sentences.
 
     Args:
-        found: As `CreditComparison.to_dict` gives it.
-        one: Name of the one credit.
-        other: Name of the other.
+        found: Comparison returned by `CreditComparison.to_dict`.
+        one: Name of the first credit.
+        other: Name of the second credit.
     """
     parts = (
         (
@@ -177,7 +177,7 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
 def against_own(
     episodes: Sequence[Trajectory], credits: Mapping[str, Sequence[CreditRow]]
 ) -> list[dict[str, Any]]:
-    """Return the comparison of a run's first credit with each other credit, in the form that the page reads."""
+    """Compare a run's own credit with each other credit, in the format that the page reads."""
     first, *others = credits or [""]
     found = []
     for name in others:
@@ -197,7 +197,7 @@ def _is_trained(episode: Trajectory, sides: Sequence[Mapping[tuple[str, int], Cr
 
 
 def _rounded(weights: Sequence[float]) -> list[float]:
-    """Return weights without rounding error, so that equal weights tie and weights without a credit are 0."""
+    """Round weights so that equal weights tie and negligible weights are exactly 0."""
     return [round(each, _DIGITS) + 0.0 for each in weights]
 
 

@@ -1,4 +1,4 @@
-"""All episodes of the runs, as the page holds them: one index, and compressed pieces that it opens on demand."""
+"""Collect the episodes of all runs for the page, as an index and compressed pieces that the page opens on demand."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from perturn.report.episode_view import body, clip, credited, message_text, toke
 from perturn.types import Message, Trajectory, failed, score, succeeded, unfinished
 
 PIECE = 48
-"""Episodes of a piece."""
+"""Number of episodes in a piece."""
 
 _KEYS = ["set", "task", "kind", "sample", "score", "success", "turns", "invalid", "tokens", "signals", "end"]
-"""Of a row of the index."""
+"""Keys of a row of the index."""
 _NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-"""Of an episode of which the alignment wrote nothing."""
+"""Rows of an episode on which the alignment has written nothing."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Compressed JSON, as the page embeds it."""
+    """Compressed JSON in the form in which the page embeds it."""
 
     id: str
     data: str
-    """Base64 of gzip of JSON."""
+    """JSON, compressed by gzip and encoded in base64."""
 
 
 class Catalogue:
-    """Collects the episodes of one run after another."""
+    """Collection of the episodes of several runs, added one run at a time."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start an empty collection."""
         self._runs: list[str] = []
         self._sets: list[dict[str, Any]] = []
         self._tasks: dict[str, int] = {}
@@ -50,11 +50,11 @@ class Catalogue:
         self._compare: list[tuple[str, str]] = []
 
     def add(self, run: RecordedRun, name: str) -> None:
-        """Take in all sets of a run and its pairs.
+        """Add all sets of episodes of a run, and its pairs.
 
         Args:
             run: The run.
-            name: What the page calls it; not the name of another one.
+            name: Unique display name of the run.
         """
         self._runs.append(name)
         self._texts.append(run.texts)
@@ -66,12 +66,12 @@ class Catalogue:
         sets |= {explored: ("exploration", run.explored), expert: ("expert", run.expert)}
         homes = {"chosen": expert, "rejected": explored}
         stored = {(key, one.key): one for key, (_, items) in sets.items() for one in items}
-        noted: dict[Any, Any] = {}  # about the episodes that were trained, by set and key
-        found: dict[Any, Any] = {}  # where the sides of the pairs are, by side and number
+        noted: dict[Any, Any] = {}  # rows on the trained episodes, by set and key
+        found: dict[Any, Any] = {}  # positions of the sides of the pairs, by side and number
         for side in homes:
             for index, pair in enumerate(run.pairs):
                 one = getattr(pair, side)
-                for home in (homes[side], explored):  # within a group both sides were explored
+                for home in (homes[side], explored):  # in a pair of one group, both sides were explored
                     if (side, index) not in found and stored.get((home, one.key)) == one:
                         found[side, index] = home, one.key
                         noted.setdefault((home, one.key), _noted(run, index, side))
@@ -101,10 +101,10 @@ class Catalogue:
         self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label})
 
     def pieces(self, compare: Sequence[tuple[str, str]] = ()) -> list[Piece]:
-        """Return the index first, then the episodes, their tokens and the texts of the tokens.
+        """Return the pieces: first the index, then episodes, their tokens, and the texts of tokens.
 
         Args:
-            compare: Sets to offer side by side before the sets of one run, each as `run/set`.
+            compare: Pairs of sets that the page offers first for display side by side, each set as `run/set`.
         """
         index = {
             "runs": self._runs,
@@ -127,7 +127,7 @@ class Catalogue:
         ]
 
     def _put(self, trajectory: Trajectory, sample: int, noted: tuple[Any, Any]) -> int:
-        """Take in one episode of the newest set; its number."""
+        """Add an episode to the newest set, and return its number."""
         signals = signals_of(trajectory)
         row = {
             "set": len(self._sets) - 1,
@@ -155,13 +155,13 @@ class Catalogue:
         return len(self._bodies) - 1
 
     def _prompt(self, messages: Sequence[Message]) -> int:
-        """Return the number of a prompt among those the page has."""
+        """Return the number of a prompt among the prompts of the page."""
         shown = [[message["role"], clip(message_text(message))] for message in messages]
         return _number(self._prompts, json.dumps(shown))
 
 
 def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:
-    """Return the rows that the alignment wrote about one side of a pair: of its turns, and of its tokens."""
+    """Return the rows that the alignment wrote on one side of a pair: a row of turns and a row of tokens."""
     return (
         run.confidence[index][side] if run.confidence else {},
         run.reference[index][side] if run.reference else {},
@@ -169,12 +169,12 @@ def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:
 
 
 def _number(numbers: dict[str, int], value: str) -> int:
-    """Return the number of a value, in the order in which values are first met."""
+    """Return the number of a value. Values are numbered in the order of their first use."""
     return numbers.setdefault(value, len(numbers))
 
 
 def _end(trajectory: Trajectory) -> int:
-    """Return how it ended: 0 stopped, 1 by the environment, 2 at a limit of Perturn, 3 FAILED, 4 not yet."""
+    """Return how an episode ended: 0 the agent stopped, 1 environment, 2 a limit of Perturn, 3 FAILED, 4 unfinished."""
     if failed(trajectory):
         return 3
     if unfinished(trajectory):

@@ -1,4 +1,4 @@
-"""One episode on the page, with its turns, their numbers and its tokens; and the samples of a task side by side."""
+"""Prepare episodes for the page: one episode turn by turn, and the samples of a task side by side."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from perturn.group import groups_of
 from perturn.types import Message, Trajectory, Turn, failed, score, succeeded, unfinished
 
 LONGEST = 20_000
-"""Characters of one text that the page holds; cut characters are counted."""
+"""Maximum length of a text on the page, in characters. The page states how many characters were cut."""
 
 _ACTION = re.compile(r"\n[ \t]*Action:")
 
 
 def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
-    """Return the values of a row at the turn each belongs to; None for a turn without one."""
+    """Return the values of a row by turn, with None for turns without a value."""
     values = row.get(key) or []
     numbers = row.get("turn") or range(len(values))
     found = dict(zip(numbers, values, strict=False))
@@ -31,7 +31,7 @@ def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None,
 
 
 def own_confidence(turn: Turn) -> float | None:
-    """Return the confidence of the policy that acted: the geometric mean of the probabilities it sampled with."""
+    """Return the sampling policy's confidence: the geometric mean of the probabilities of the sampled tokens."""
     logprobs = turn.action.logprobs
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
@@ -42,14 +42,14 @@ def body(
     noted: Mapping[str, Any],
     openings: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return an episode in the form that the page reads, without empty and usual values.
+    """Return an episode in the format that the page reads, without empty and default values.
 
     Args:
         trajectory: The episode.
-        prompt: Number of its prompt among those the page has.
-        noted: `confidence` and `weight` of its turns, as the alignment wrote them, or `weight`, `bin` and name of a
-            `credit`; may be empty.
-        openings: Number of the prompt of each turn that opens another sequence with one of its own.
+        prompt: Number of its prompt among the prompts of the page.
+        noted: `confidence` and `weight` of the turns, from the alignment; or `weight`, `bin` and the name of a
+            `credit`; or nothing.
+        openings: Prompt number of each turn that starts a new sequence with its own prompt.
     """
     turns = len(trajectory.turns)
     confidence: Sequence[float | None] = by_turn(noted, "confidence", turns)
@@ -74,11 +74,11 @@ def body(
 
 
 def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown.
+    """Return the tokens of each turn and their log-probabilities, in thousandths of a nat below 0; None if unknown.
 
     Args:
         trajectory: The episode.
-        noted: `ids`, `turn` and `logprobs` of its tokens that carry loss, by the reference; may be empty.
+        noted: `ids`, `turn` and reference `logprobs` of the tokens that carry loss; may be empty.
     """
     if noted.get("ids"):
         turns: list[Any] = [None] * len(trajectory.turns)
@@ -98,7 +98,7 @@ def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def split_action(text: str) -> tuple[str, str]:
-    """Turn a policy's text into (thought, action), as ReAct or a reasoning model writes them; one may be empty."""
+    """Split a policy's text into thought and action, as in ReAct or reasoning models. Either part may be empty."""
     said, thoughts = text.strip(), []
     while said.startswith("<think>") and "</think>" in said:
         thought, _, said = (part.strip() for part in said.removeprefix("<think>").partition("</think>"))
@@ -115,7 +115,7 @@ def split_action(text: str) -> tuple[str, str]:
 
 
 def message_text(message: Message) -> str:
-    """Return the content of a message as text; parts that are not text are shown as JSON."""
+    """Return the content of a message as text. Parts other than text are shown as JSON."""
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(str(part.get("text") or json.dumps(part)) for part in content)
@@ -123,7 +123,7 @@ def message_text(message: Message) -> str:
 
 
 def clip(text: str) -> str:
-    """Return a text no longer than the page holds."""
+    """Return a text, cut to the maximum length on the page."""
     extra = len(text) - LONGEST
     return text if extra <= 0 else f"{text[:LONGEST]} … ({extra:,} more characters)"
 
@@ -166,7 +166,7 @@ Key = tuple[str, int]
 
 
 def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
-    """Return weights of the shown episodes by the run's own credit: `weight` of each turn, `bin`, and `credit`."""
+    """Return the run's own credit of the shown episodes: `weight` of each turn, `bin`, and name of the `credit`."""
     if not run.credits:
         return {}
     name, rows = next(iter(run.credits.items()))
@@ -174,17 +174,17 @@ def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
 
 
 def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
-    """Return the group that tells a reader most, best sample first; None if no task was explored twice.
+    """Return the most informative group of a run, best sample first; None if no task was explored twice.
 
-    Of those whose scores are spread furthest, it is one whose weights differ from turn to turn, and of these the
-    shortest.
+    Groups with the largest spread of scores are preferred, then groups whose weights differ between turns, then groups
+    with fewer turns.
 
     Args:
         run: The run.
-        name: What the page calls it.
+        name: Display name of the run.
 
-    Returns: `task`, `credit` (or None), `samples` (a row each), and the hashes `link` of the group and `beside` of its
-        best next to its worst.
+    Returns: `task`; `credit` (or None); `samples` (one row for each); and two links within the page: `link` to the
+        group, and `beside` to its best and worst sample side by side.
     """
     weighed = _weighed(run)
     groups = [group for group in groups_of(run.explored) if len(group) > 1]
@@ -203,7 +203,7 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
 
 
 def _weighed(run: RecordedRun) -> dict[Key, Mapping[str, Any]]:
-    """Return weights of shown episodes: by the credit of groups, or of the pairs they are in."""
+    """Return the weights of the shown episodes, from the credit of their group or else from their pair."""
     found: dict[Key, Mapping[str, Any]] = dict(credited(run))
     for pair, row in zip(run.pairs, run.confidence, strict=False):
         for side in ("chosen", "rejected"):
@@ -224,7 +224,7 @@ def _telling(
 
 
 def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
-    """Return one sample in the form that the page reads."""
+    """Return one sample in the format that the page reads."""
     weights = list(noted.get("weight") or ())
     known = [each for each in weights if each is not None]
     return {
@@ -249,7 +249,7 @@ def _outcome(one: Trajectory) -> str:
 
 
 def _link(where: Mapping[str, str], one: Trajectory, other: Trajectory | None = None) -> str:
-    """Return the hash of an episode, or of two side by side, as `route.js` reads it."""
+    """Return the link to an episode, or to two episodes side by side, in the format that `route.js` reads."""
     words = {**where, "task": one.task.id, "sample": one.sample}
     if other is not None:
         words |= {f"{key}2": value for key, value in where.items()} | {

@@ -1,4 +1,4 @@
-"""Findings of `perturn measure`, as the page shows them: a table of credits, and one episode turn by turn."""
+"""Prepare the results of `perturn measure` for the page: a table of credits, and one episode turn by turn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from perturn.report.score_headings import HEADINGS
 
 
 def measured(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the newest measurement of a run as the templates read it; None: there is none.
+    """Return the newest measurement of a run in the format of the templates; None if there is none.
 
     Raises:
-        RunError: If its file is damaged.
+        RunError: If the file of the measurement is damaged.
     """
     if not paths.all_measured:
         return None
@@ -36,7 +36,7 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def _shown(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the failed episode whose loss at one turn is surest; else the first one."""
+    """Return the failed episode that has the most certain loss at one turn, or else the first episode."""
     if not episodes:
         return None
     lost = [one for one in episodes if not one["success"]] or list(episodes)

@@ -1,4 +1,4 @@
-"""The page of the report, which needs no other file: its frame, script and templates, and how they are filled."""
+"""Build the self-contained page of the report from its frame, scripts and templates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FILTERS = (
 )
 
 RUN_FILTERS = (meaning, number_text.comparison_sentences)
-"""Functions that write values on the pages of runs alone."""
+"""Template filters that only the pages of runs use."""
 
 
 def fill(
@@ -60,15 +60,15 @@ def fill(
     """Fill a template that extends `shell.html.j2`.
 
     Args:
-        template: Its name.
-        values: Its variables.
-        style: Files of its style, in order.
-        code: Files of its script, in order.
-        filters: Functions that it writes values with, besides the functions of `report.text`.
-        assets: Folders that templates are looked for in.
+        template: Name of the template.
+        values: Variables of the template.
+        style: Style files, in order.
+        code: Script files, in order.
+        filters: Template filters, in addition to the functions of `analysis.number_text`.
+        assets: Folders that are searched for templates.
 
     Returns:
-        The whole page, which fetches nothing.
+        The HTML of the whole page, which loads nothing from elsewhere.
     """
     library, boot = get_plotlyjs(), script(code)
     sheet = "\n".join(file.read_text(encoding="utf-8") for file in style)
@@ -85,7 +85,7 @@ def fill(
 
 @cache
 def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ...]) -> Environment:
-    """Return the templates of some folders. Each template is compiled once."""
+    """Return the template environment of some folders. Each template is compiled once."""
     made = Environment(
         loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -95,16 +95,16 @@ def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ..
 
 
 def script(code: Iterable[Path]) -> str:
-    """Return the page's own script: its files, joined into one scope."""
+    """Return the script of the page: its files joined into one scope."""
     parts = [file.read_text(encoding="utf-8") for file in code]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def _content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Return the page's content-security policy: only its own scripts and style run, and nothing is fetched.
+    """Return the content-security policy of the page: only its own scripts and style run, and nothing is loaded.
 
-    Plotly makes an empty style element and adds rules to it, hence the hash of the empty style, and sets style
-    attributes on what it draws.
+    Plotly creates an empty style element and adds rules to it, so the policy allows the hash of an empty style. Plotly
+    also sets style attributes on the elements that it draws.
     """
     hashes = " ".join(_hash(each) for each in scripts)
     return (
@@ -146,19 +146,19 @@ CODE = [
         "boot",
     )
 ]
-"""Files of the page's script, in the order they are joined."""
+"""Script files of the page, in the order in which they are joined."""
 _STYLES = [ASSETS / f"{name}.css" for name in ("base", "report", "episodes")]
 
 
 def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Fill the templates.
+    """Fill the template of the page.
 
     Args:
-        runs: The run folders in memory; the others are compared with the first.
-        summaries: Their numbers, as `report.summarize` gives them.
+        runs: Contents of the run folders. Further runs are compared with the first.
+        summaries: Numbers of the runs, as returned by `report.summarize`.
 
     Returns:
-        The whole page, which fetches nothing.
+        The HTML of the whole page, which loads nothing from elsewhere.
     """
     names = names_of(runs)
     versus = against_first(runs, names)
@@ -186,7 +186,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
 
 
 def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one run as the templates read it."""
+    """Return the data of one run in the format of the templates."""
     sets = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
     stages = by_stem(run.stages)
     sets = {key: items for key, items in [*sets.items(), ("exploration", run.over)] if items}
@@ -245,7 +245,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
 
 
 def _bins(iterations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the bins that hold something of any iteration, as the page names them."""
+    """Return the display names of the bins that are not empty in any iteration."""
     ledgers = [row["ledger"]["bins"] for row in iterations if row["ledger"]]
     return list(dict.fromkeys(name.replace("_", " ") for bins in ledgers for name, n in bins.items() if n))
 
@@ -260,7 +260,7 @@ def _group(run: RecordedRun, name: str, number: int) -> dict[str, Any] | None:
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """Return possible reasons why two runs differ: recipe, protocol, versions and commit."""
+    """Return the settings that can explain differences between runs: recipe, protocol, versions and commit."""
     return {
         "recipe": run.settings,
         "protocol": run.protocol or {},
@@ -270,7 +270,7 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
 
 
 def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
-    """Share of invalid actions; turns of one trajectory are not independent."""
+    """Return the share of invalid actions, with an interval clustered by trajectory; None without turns."""
     turns = [(index, turn) for index, trajectory in enumerate(trajectories) for turn in trajectory.turns]
     if not turns:
         return None
@@ -278,21 +278,21 @@ def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
 
 
 def _tokens(counts: Mapping[str, Any]) -> str:
-    """Return counts of tokens, as the stage named them."""
+    """Return the token counts of a stage as text."""
     found = [(key, value) for key, value in counts.items() if "token" in key and is_number(value)]
     return ", ".join(f"{number_text.count(value)} {key.replace('_', ' ')}" for key, value in found) or "–"
 
 
 def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return stages with one row for all iterations of each.
+    """Merge the stages of all iterations into one row for each kind of stage.
 
     Args:
-        stages: As the manifest has them.
+        stages: Stages in the manifest.
 
     Returns:
-        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. For
-        shares and means among the counts, which are not whole numbers, it is the mean over the stages that have one. A
-        text is kept if all stages have the same one.
+        Rows by name, such as `explore, 60 times`. `seconds` and whole-number `counts` are sums, and `peak_memory_gb` is
+        the maximum. Counts that are shares or means are averaged over the stages that have them. A text is kept if it
+        is equal in all stages.
     """
     together: dict[str, list[str]] = {}
     for name in stages:

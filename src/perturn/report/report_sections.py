@@ -1,4 +1,4 @@
-"""Sections of the report, with their figures and legends."""
+"""Draw the figures of the report's sections, with their titles and captions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _LOGGED = {
     "pair_weight": ("Weight of a pair", "As the loss computes it, without unit."),
     "ratio": ("Ratio", "Probability of a token now over its probability before this training, without unit."),
 }  # fmt: skip
-"""Title and caption of other logged numbers, by the first part of their key: docs/methods/logged.md."""
+"""Title and caption of further logged numbers, by the first part of their key; see docs/methods/logged.md."""
 
 
 _ITERATIONS = (
@@ -141,17 +141,17 @@ class Figure:
     caption: str
     height: int
     json: Markup
-    """The plotly figure, safe inside a script element; empty where the caption says all there is."""
+    """Plotly figure as JSON that is safe inside a script element; empty if the caption replaces the figure."""
 
 
 def sections(
     runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Figure]]:
-    """Return figures of each section, in order; a section without data has none.
+    """Return the figures of each section, in order; a section without data has no figures.
 
     Args:
-        runs: The runs by the name the page gives them.
-        summaries: Their numbers, as `summary.summary_of` gives them.
+        runs: Contents of the run folders, by display name.
+        summaries: Numbers of the runs, as returned by `run_summary.summary_of`.
     """
     base = {name: run.base for name, run in runs.items() if run.base}
     sft = {name: run.sft for name, run in runs.items() if run.sft}
@@ -177,14 +177,14 @@ def sections(
 
 
 def script_json(text: str) -> Markup:
-    """Return JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
+    """Escape JSON so that it cannot end a script element, open a comment, or contain JavaScript's line separators."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
 def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return one run: its policies. Several: the last policy of each."""
+    """Draw the scores by kind of task: of all policies of a single run, or of the last policy of each run."""
     table: dict[str, dict[str, Any]] = {}
     names: list[str] = []
     for name, summary in summaries.items():
@@ -199,7 +199,7 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
 
 
 def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return success and mean reward by iteration; a sentence instead of the reward if it equals success."""
+    """Draw success and mean reward by iteration, with a sentence in place of the reward if both are equal."""
     says = (
         "Line: explored episodes on training tasks, by the policy after so many iterations. Diamonds: evaluations on "
         "held-out tasks. Bands and bars are 95\u00a0% intervals, clustered by task for the line."
@@ -228,7 +228,7 @@ def _by_iteration(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
 
 def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return, for each run with several iterations, a figure of where its episodes ended."""
+    """Draw the bins of episodes by iteration, for each run with several iterations."""
     caption = {
         "episodes": "Every episode that was asked for is in one bin; episodes of the lowest bin were trained.",
         "memberships": "An episode is in one group for each of its branching turns. Every membership is in one "
@@ -252,7 +252,7 @@ def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
 
 def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
-    """Return, for each run, a figure of its last policy against its first, task by task."""
+    """Draw the differences between the last and the first policy by task, for each run."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
         if run.compared:
@@ -270,9 +270,7 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     if not rows:
         return []
     mixed = (i for i, row in enumerate(rows) if len(set(row["rejected"]["weight"])) > 1)
-    index = next(
-        mixed, 0
-    )  # the pair whose episodes are shown: one with turns of several weights, if there is
+    index = next(mixed, 0)  # preferably a pair whose rejected turns have several weights
     pair = run.pairs[index]
     dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
     mean = f"Mean of {len(rows)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
@@ -322,7 +320,7 @@ def _curves(
 
 
 def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart]:
-    """Yield a chart for each other group of logged numbers, by the first part of the key."""
+    """Yield a chart for each further group of logged numbers. The first part of the key names the group."""
     drawn = {"step", "epoch"}.union(*(chart.keys for chart in charts))
     groups: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for rows in runs.values() for row in rows for key in row):
@@ -334,7 +332,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """Return a figure for the page, or a sentence instead of it; an empty list if there is nothing to draw."""
+    """Return a list with a figure, or with a sentence in its place; an empty list if there is nothing to draw."""
     if figure is None:
         return []
     if isinstance(figure, str):

@@ -1,4 +1,4 @@
-"""Headings of the scores of `perturn measure`, for the report, the terminal and the pages."""
+"""Headings of the scores of `perturn measure`, for the report, the terminal and the documentation."""
 
 OF_TURNS = {
     "correlation": "correlation",
@@ -8,12 +8,12 @@ OF_TURNS = {
     "error_after_scaling": "error after scaling",
     "loss_found": "loss found",
 }
-"""Scores of a credit against the measured advantage, by the keys of `measured.json`."""
+"""Headings of the scores that compare a credit with the measured advantage, by their keys in `measured.json`."""
 OF_GRADIENTS = {
     "cosine": "cosine",
     "expected_cosine": "expected cosine",
     "signal_to_noise": "signal to noise",
     "step_cosine": "step cosine",
 }
-"""Scores of the policy gradient of a credit."""
+"""Headings of the scores of a credit's policy gradient."""
 HEADINGS = OF_TURNS | OF_GRADIENTS

@@ -1,7 +1,7 @@
-"""Means, rates and comparisons of scores, each with its interval.
+"""Means, rates and comparisons of scores, each with an interval.
 
-Pure functions on plain numbers. How often the intervals hold, `benchmarks/intervals.py` and `benchmarks/verdicts.py`
-measure.
+All functions are pure and take plain numbers. `benchmarks/intervals.py` and `benchmarks/verdicts.py` measure how often
+the intervals contain the true value.
 """
 
 from perturn.stats.intervals import (

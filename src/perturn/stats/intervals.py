@@ -1,4 +1,4 @@
-"""Means and rates, each with its interval; values of one cluster may be correlated."""
+"""Means and rates with their intervals. Values of one cluster may be correlated."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ optimize: Any = _Module("scipy.optimize")
 
 Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None
-"""Lowest and highest value possible; None: there are none."""
+"""Lowest and highest possible value; None if values are unbounded."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a rate, with the interval that goes with it."""
+    """A mean or a rate with its interval."""
 
     mean: float
     low: float
-    """Lower end of the interval; -inf if the data cannot give one."""
+    """Lower end of the interval; -inf if the data do not determine it."""
     high: float
-    """Upper end of the interval; inf if the data cannot give one."""
+    """Upper end of the interval; inf if the data do not determine it."""
     n: int
-    """Independent units counted: values, trials, or clusters."""
+    """Number of independent units: values, trials or clusters."""
 
 
 def mean_interval(
@@ -51,29 +51,32 @@ def mean_interval(
 ) -> Estimate:
     """Return the mean of independent values, with an interval for the expected value.
 
-    - Values that are all the lowest or the highest possible: the score interval of a rate. See `rate_interval`.
-    - Other scores between bounds: the score interval of a rate, for the number of trials with the same standard error,
-      and with Student's t instead of the normal quantile. It leans away from the nearer bound as the rate's does.
+    The kind of interval depends on the values:
+
+    - If all values lie at the bounds: the score interval of a rate. See `rate_interval`.
+    - For other values between bounds: the score interval of a rate whose number of trials gives the same standard
+      error, with Student's t instead of the normal quantile. Like the interval of a rate, it extends further away from
+      the nearer bound.
       Source: Korn and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
       counts", with Wilson's interval as in Franco, Little, Louis and Slud 2019, "Comparative study of confidence
-      intervals for proportions in complex sample surveys". Differs: for any mean, not for rates alone.
+      intervals for proportions in complex sample surveys". Differs: for any mean, and not only for rates.
     - Without bounds: Student's t. Source: Student 1908, "The probable error of a mean".
-    - One value, or all values equal within the bounds: the data has no spread, yet the mean is not known exactly. See
+    - For one value, or equal values inside the bounds: the data have no spread, yet the mean is not known exactly. See
       `interval_without_spread`. Source: Clopper and Pearson 1934; Hanley and Lippman-Hand 1983.
 
-    With few values that are nearly all equal, every such interval is too narrow now and then; the figures are in
-    `docs/methods/intervals.md`.
+    If few values are nearly all equal, each of these intervals can be too narrow. `docs/methods/intervals.md` has the
+    measured coverage.
 
     Args:
         values: Independent values, such as the scores of the tasks of a list.
         confidence: Probability with which the interval should contain the expected value, in (0, 1).
-        bounds: Lowest and highest value possible, or None if there are none.
+        bounds: Lowest and highest possible value; None if values are unbounded.
 
     Returns:
-        The mean and its interval; n counts the values.
+        The mean and its interval, with n the number of values.
 
     Raises:
-        ValueError: There is no value, or a value is not finite or lies outside the bounds.
+        ValueError: If there is no value, or if a value is not finite or lies outside the bounds.
     """
     sample = checked(values, "values", bounds)
     check_confidence(confidence)
@@ -90,21 +93,21 @@ def mean_interval(
 
 
 def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Return the rate of successes, with the score interval.
+    """Return the rate of successes with its score interval.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    Differs: nothing; no continuity correction.
+    Differs: nothing. There is no continuity correction.
 
     Args:
-        successes: Trials that succeeded.
-        n: Independent trials.
+        successes: Number of trials that succeeded.
+        n: Number of independent trials.
         confidence: As in `mean_interval`.
 
     Returns:
-        The rate and its interval; n counts the trials.
+        The rate and its interval, with n the number of trials.
 
     Raises:
-        ValueError: There is no trial, or not 0 <= successes <= n.
+        ValueError: If there is no trial, or if `successes` is below 0 or above n.
     """
     if n < 1:
         raise ValueError(f"a rate needs at least one trial, got n = {n}.")
@@ -123,29 +126,29 @@ def cluster_interval(
     *,
     bounds: Bounds = (0.0, 1.0),
 ) -> Estimate:
-    """Return the mean over all values, with an interval that is valid if values of one cluster are correlated.
+    """Return the mean over all values, with an interval that is valid if values of a cluster are correlated.
 
-    Turns of one trajectory are not independent; trajectories are. Let m be the mean of all N values and
-    e_g the sum of (value - m) in cluster g of G. The standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
-    and `mean_interval` makes the interval from this error, with t(G-1). One cluster alone, or
-    clusters with no spread between them, count as that many equal values (see `mean_interval`).
+    Turns of one trajectory are correlated, while trajectories are independent. Let m be the mean of all N values and
+    e_g the sum of (value - m) in cluster g of G. The standard error is sqrt(G/(G-1) sum_g e_g^2) / N, and
+    `mean_interval` makes the interval from this error, with t(G-1). A single cluster, or clusters without spread
+    between them, count as equal values, one for each cluster (see `mean_interval`).
 
-    Source: Liang and Zeger 1986, "Longitudinal data analysis using generalized linear models"; the G/(G-1)
-    and t(G-1) are CR1 of Cameron and Miller 2015, "A practitioner's guide to cluster-robust inference",
-    Section II. Differs: nothing for a mean without bounds; with them, see `mean_interval`.
+    Source: Liang and Zeger 1986, "Longitudinal data analysis using generalized linear models"; the G/(G-1) and t(G-1)
+    are CR1 of Cameron and Miller 2015, "A practitioner's guide to cluster-robust inference", Section II. Differs:
+    nothing without bounds. With bounds, see `mean_interval`.
 
     Args:
-        values: One value a unit, such as a turn.
+        values: One value for each unit, such as a turn.
         clusters: The cluster of each value, such as its trajectory.
         confidence: As in `mean_interval`.
-        bounds: Lowest and highest value possible, or None if there are none.
+        bounds: Lowest and highest possible value; None if values are unbounded.
 
     Returns:
-        The mean and its interval; n counts the clusters.
+        The mean and its interval, with n the number of clusters.
 
     Raises:
-        ValueError: There is no value, a value is not finite or lies outside the bounds, or the two
-            lists differ in length.
+        ValueError: If there is no value, if a value is not finite or lies outside the bounds, or if the lists differ in
+            length.
     """
     if len(values) != len(clusters):
         raise ValueError(f"expected one cluster a value, got {len(clusters)} for {len(values)} values.")
@@ -167,15 +170,15 @@ def cluster_interval(
 def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
     """Return pass^k: the probability that k episodes of a task all succeed, averaged over tasks, with its interval.
 
-    Of a task with c successes in n episodes, C(c, k) / C(n, k) is unbiased.
+    For a task with c successes in n episodes, the estimate C(c, k) / C(n, k) is unbiased.
 
     Source: Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains",
     arXiv:2406.12045, Section 3.
-    Differs: the interval over tasks is ours.
+    Differs: the interval over tasks is added.
 
     Args:
-        outcomes: Episodes and successes of each task.
-        k: Episodes that all succeed, at most the fewest of a task.
+        outcomes: Number of episodes and number of successes of each task.
+        k: Number of episodes that must all succeed. No task may have fewer episodes.
         confidence: As in `mean_interval`.
 
     Raises:
@@ -188,14 +191,15 @@ def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.
 def pass_at(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
     """Return pass@k: the probability that any of k episodes of a task succeeds, averaged over tasks, with its interval.
 
-    Of a task with c successes in n episodes, 1 - C(n - c, k) / C(n, k) is unbiased; 1 - (1 - c/n)^k is too low.
+    For a task with c successes in n episodes, the estimate 1 - C(n - c, k) / C(n, k) is unbiased, while 1 - (1 - c/n)^k
+    is too low.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, Eq. 1.
-    Differs: the interval over tasks is ours.
+    Differs: the interval over tasks is added.
 
     Args:
-        outcomes: Episodes and successes of each task.
-        k: Episodes of which any succeeds, at most the fewest of a task.
+        outcomes: Number of episodes and number of successes of each task.
+        k: Number of episodes of which at least one must succeed. No task may have fewer episodes.
         confidence: As in `mean_interval`.
 
     Raises:
@@ -211,7 +215,7 @@ def _check_draws(outcomes: Sequence[tuple[int, int]], k: int) -> None:
 
 
 def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
-    """Return the values as an array; reject an empty list, and a value that is not finite or outside the bounds."""
+    """Return values as an array. Reject an empty list, and values that are not finite or lie outside the bounds."""
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError(f"{name} must hold at least one number, got none.")
@@ -234,16 +238,16 @@ def check_confidence(confidence: float) -> None:
 
 
 def rounding(size: float, bounds: Bounds) -> float:
-    """Return the largest difference that counts as none: by the size of values, or between bounds by their width."""
+    """Return the largest difference that counts as zero, relative to the values and to the width of the bounds."""
     return 1e-12 * max(1e-300, size, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 
 def interval_without_spread(mean: float, n: int, confidence: float, bounds: Bounds) -> tuple[float, float]:
     """Return the interval from n equal values.
 
-    Other values may have been possible with a chance of up to q = 1 - ((1 - confidence)/2)^(1/n) without
-    one showing up, and may lie anywhere between the bounds. For 0/1 values this is exact (Clopper-Pearson);
-    for one value it holds by Markov's inequality. Without bounds nothing can be said.
+    Other values may have a probability of up to q = 1 - ((1 - confidence)/2)^(1/n) and still not appear in n draws.
+    They may lie anywhere between the bounds. The interval is exact for 0/1 values (Clopper-Pearson). For one value it
+    is valid by Markov's inequality. Without bounds the interval is infinite.
     """
     if bounds is None:
         return -math.inf, math.inf
@@ -254,7 +258,7 @@ def interval_without_spread(mean: float, n: int, confidence: float, bounds: Boun
 def interval_with_spread(
     mean: float, error: float, freedom: float, confidence: float, bounds: Bounds
 ) -> tuple[float, float]:
-    """Return the interval from a standard error and its degrees of freedom; see `mean_interval`."""
+    """Return the interval for a standard error and its degrees of freedom; see `mean_interval`."""
     quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
     if bounds is None:
         return mean - quantile * error, mean + quantile * error
@@ -265,7 +269,7 @@ def interval_with_spread(
 
 
 def _score_interval(rate: float, trials: float, quantile: float) -> tuple[float, float]:
-    """Return Wilson's interval; scipy's takes whole trials alone."""
+    """Return Wilson's interval for a number of trials that need not be whole, unlike scipy's function."""
     centre = (rate + quantile**2 / (2 * trials)) / (1 + quantile**2 / trials)
     spread = math.sqrt(rate * (1 - rate) / trials + quantile**2 / (4 * trials**2))
     half = quantile / (1 + quantile**2 / trials) * spread
@@ -273,5 +277,5 @@ def _score_interval(rate: float, trials: float, quantile: float) -> tuple[float,
 
 
 def at_bounds(sample: Floats, bounds: Bounds) -> bool:
-    """Return whether every value is the lowest or the highest possible."""
+    """Return whether every value equals the lowest or the highest possible value."""
     return bounds is not None and bool(((sample == bounds[0]) | (sample == bounds[1])).all())

@@ -1,4 +1,4 @@
-"""Intervals of any statistic by leaving out clusters in turn."""
+"""Intervals of any statistic from a jackknife over clusters."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def jackknife(
     """Return a statistic of clustered units with its interval.
 
     Let s be the statistic over all G blocks of clusters, and s_g without block g. The pseudo-values G s - (G - 1) s_g
-    are treated as independent values, whose spread gives the standard error. A block is one cluster; from 200 clusters
-    on, several.
+    are treated as independent values, whose spread gives the standard error. Each block is one cluster. With more than
+    200 clusters, a block holds several.
 
     Source: Tukey 1958, "Bias and confidence in not-quite large samples"; blocks as in Kott 2001, "The delete-a-group
     jackknife".
-    Differs: the interval is around s, not around the mean of the pseudo-values, and ends at the bounds; without spread
-    it is the interval of equal values (see `mean_interval`).
+    Differs: the interval is centred on s, not on the mean of the pseudo-values, and is cut at the bounds. Without
+    spread it is the interval of equal values (see `mean_interval`).
 
     Args:
-        statistic: From the units that count [units] to a number; None: not defined.
+        statistic: Function from a mask of the included units [units] to the statistic, or to None if it is undefined.
         clusters: The cluster of each unit, such as its task.
         confidence: As in `mean_interval`.
-        bounds: Lowest and highest value possible, or None if there are none.
+        bounds: Lowest and highest possible value; None if the statistic is unbounded.
 
     Returns:
-        The statistic and its interval; n counts the clusters. None if the statistic of all units is None.
+        The statistic and its interval, with n the number of clusters; None if the statistic of all units is None.
     """
     found = statistic(np.ones(len(clusters), dtype=bool))
     if found is None:

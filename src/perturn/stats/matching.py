@@ -1,4 +1,4 @@
-"""Matching of given things with wanted ones by their similarity: one to one, or in shares."""
+"""Match given items with wanted items by similarity, either one to one or in fractional shares."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
 _TIE = 1e-9
-"""By how much the first row is preferred to the last, relative to a similarity."""
+"""Relative increase of the first row's similarity, which breaks ties in favour of earlier rows."""
 _SMALLEST = 1e-6
 """Smallest regularization, in units of similarity."""
 _ROUNDS = 1000
 _CLOSE = 1e-10
-"""Largest change of a row's factor, relative to it, at which the transport plan is called done."""
+"""Relative change of a row's factor below which the transport plan has converged."""
 
 
 def hard_matches(similarity: ArrayLike) -> list[float]:
-    """Match one to one, so that the sum of similarities is largest.
+    """Match items one to one so that the sum of similarities is largest.
 
-    Among matchings of equal sum the one is taken that gives more to earlier rows, so that a repetition is matched less
-    than the first of its kind. To that end similarities are raised by at most 1e-9 of themselves: sums that are nearer
-    to each other than that count as equal.
+    Of several matchings with equal sums, the matching that favours earlier rows is returned. So a repeated item gets
+    less than its first occurrence. For this, similarities are increased by at most a factor of 1 + 1e-9. Sums with a
+    smaller relative difference therefore count as equal.
 
     Args:
-        similarity: Of each given thing to each wanted thing, in [0, 1] [given, wanted].
+        similarity: Similarity of each given item to each wanted item, in [0, 1] [given, wanted].
 
-    Returns: Similarity of each given thing to its match [given]; 0 if it has no match, or nothing in common with it.
+    Returns: Similarity of each given item to its match [given]; 0 for an item without a match.
     """
     given = _matrix(similarity)
     rows = len(given)
@@ -37,13 +37,13 @@ def hard_matches(similarity: ArrayLike) -> list[float]:
 
 
 def greedy_matches(similarity: ArrayLike) -> list[float]:
-    """Match one to one, the most similar two that are free first; at equal similarity the first row, then column.
+    """Match items one to one, always the most similar free pair. Ties go to the first row, then the first column.
 
     Args:
-        similarity: As `hard_matches` has it.
+        similarity: Similarities, as in `hard_matches` [given, wanted].
 
     Returns:
-        As `hard_matches` has it; their sum may be less than the largest.
+        Similarity of each given item to its match [given]. The sum may be smaller than in `hard_matches`.
     """
     given = _matrix(similarity)
     found, taken = [0.0] * len(given), set()
@@ -57,23 +57,24 @@ def greedy_matches(similarity: ArrayLike) -> list[float]:
 
 
 def soft_matches(similarity: ArrayLike, regularization: float) -> list[float]:
-    """Match in shares, by entropic optimal transport from equal masses to equal masses.
+    """Match items in fractional shares, by entropic optimal transport between uniform masses.
 
         T = argmax_T sum_ij T_ij S_ij + eps H(T),   sum_j T_ij = 1/P,   sum_i T_ij = 1/G
 
     Source: Cuturi 2013, "Sinkhorn Distances", arXiv:1306.0895, with cost -S.
-    Differs: computed with logarithms, so that no small regularization overflows; ends after 1000 rounds if it has not
-    converged. The masses of the given are exact.
+    Differs: sums use logarithms, so that a small regularization does not overflow. The iteration stops after 1000
+    rounds even if it has not converged. The masses of the given items are exact.
 
     Args:
-        similarity: As `hard_matches` has it; P given, G wanted.
-        regularization: eps, in units of similarity; >= 1e-6. Smaller is nearer to one to one.
+        similarity: Similarities of P given to G wanted items, as in `hard_matches` [given, wanted].
+        regularization: Regularization eps >= 1e-6, in units of similarity. A smaller value is closer to a one-to-one
+            matching.
 
     Returns:
-        sum_j T_ij S_ij of each given thing; at most 1/P [given].
+        Matched similarity sum_j T_ij S_ij of each given item, at most 1/P [given].
 
     Raises:
-        ValueError: If the regularization is smaller, where sums of logarithms lose their last digits.
+        ValueError: If the regularization is below 1e-6, where sums of logarithms lose precision.
     """
     if not regularization >= _SMALLEST:
         raise ValueError(f"regularization must be >= {_SMALLEST:g}, got {regularization}.")
@@ -84,7 +85,7 @@ def soft_matches(similarity: ArrayLike, regularization: float) -> list[float]:
 
 
 def _plan(given: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """Return T of `soft_matches` [given, wanted]."""
+    """Return the transport plan T of `soft_matches` [given, wanted]."""
     rows, columns = given.shape
     kernel = given / regularization
     u = np.zeros(rows)
@@ -104,7 +105,7 @@ def _matrix(similarity: ArrayLike) -> NDArray[np.float64]:
 
 
 def _log_sum(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Return logarithms of the sums of exponentials along an axis."""
+    """Return the logarithm of the sum of exponentials along an axis."""
     most = values.max(axis, keepdims=True)
     found: NDArray[np.float64] = np.squeeze(most, axis) + np.log(np.exp(values - most).sum(axis))
     return found

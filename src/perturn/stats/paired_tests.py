@@ -1,7 +1,7 @@
-"""Two sets of scores compared task by task.
+"""Compare two sets of scores task by task.
 
-The flips of the sign test come from a generator of their own with a fixed seed. So the same scores always give the same
-p-value, and no global state is touched.
+The random flips of the sign test come from a separate generator with a fixed seed. So equal scores always give the same
+p-value, and no global state changes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from perturn.stats.intervals import Bounds, Floats, at_bounds, checked, mean_int
 FLIPS = 10_000
 SEED = 20_240_101
 MOST_TO_ENUMERATE = 16
-"""Up to this many tasks with a difference, all 2^16 sign flips are tried and the p-value is exact."""
-_CHUNK = 2_000_000  # numbers drawn at a time, to bound memory
+"""Number of differing tasks up to which all sign flips (2^16 at most) are enumerated, so that the p-value is exact."""
+_CHUNK = 2_000_000  # random signs drawn at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Comparison of `a` with `b` on the tasks that both have a score for; differences are a - b."""
+    """Comparison of `a` with `b` on the tasks for which both have a score. Differences are a - b."""
 
     n: int
     mean_difference: float
     low: float
     high: float
     p_value: float
-    """Two-sided: how often flipped signs give a mean difference at least this far from zero. Holds if the differences
-    are as likely to lie on either side, the same distance from zero, were `a` and `b` alike."""
+    """Two-sided p-value: how often randomly flipped signs give a mean difference at least as far from zero. It is valid
+    if the differences would be symmetric around zero without an effect."""
     mcnemar_p_value: float | None
-    """Two-sided and exact, of wins against losses alone; None unless all scores are the lowest or the highest."""
+    """Two-sided exact p-value of wins against losses; None unless all scores lie at their bounds."""
     wins: int
-    """Tasks on which `a` scores higher."""
+    """Number of tasks on which `a` scores higher."""
     losses: int
     ties: int
 
@@ -49,12 +49,13 @@ def paired_comparison(
 ) -> PairedComparison:
     """Compare two sets of scores task by task.
 
-    The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
-    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: without
-    an effect, each difference could as well have had the other sign. As a test of the mean it assumes that the
-    differences are symmetric around it: rare large gains against many small losses can be significant either way. It is
-    exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
-    scores are the lowest or the highest, McNemar's exact test, which makes no such assumption, is added.
+    The interval is `mean_interval` of the differences, which keeps both scores of a task together. If all scores lie at
+    their bounds, it is the interval of a difference of paired rates. The p-value comes from a sign-flip test: without
+    an effect, each difference could have had the other sign. As a test of the mean, it assumes that the differences are
+    symmetric around their mean. Otherwise, rare large gains with many small losses can be significant in either
+    direction. The p-value is exact for up to 16 tasks that differ. For more tasks it counts 10 000 random flips,
+    including the observed signs. If all scores lie at their bounds, McNemar's exact test is added, which does not
+    assume symmetry.
 
     Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
     "Permutation p-values should never be zero" (counting the observed flip); Bonett and Price 2012, "Adjusted Wald
@@ -63,15 +64,15 @@ def paired_comparison(
 
     Args:
         a: Score of each task id.
-        b: Score of each task id to compare with.
+        b: Score of each task id on the other side.
         confidence: As in `mean_interval`.
-        bounds: Lowest and highest score possible, or None if there are none.
+        bounds: Lowest and highest possible score; None if scores are unbounded.
 
     Returns:
-        The comparison, over the tasks found in both.
+        The comparison over the tasks that are in both.
 
     Raises:
-        ValueError: No task is in both, or a score of such a task is not finite or outside the bounds.
+        ValueError: If no task is in both, or a score of a common task is not finite or outside the bounds.
     """
     shared = sorted(a.keys() & b.keys())
     if not shared:
@@ -99,7 +100,7 @@ def paired_comparison(
 def _interval_of_difference(
     difference: Floats, confidence: float, bounds: Bounds, binary: bool
 ) -> tuple[float, float]:
-    """Return the interval of the mean of paired differences [tasks], or of paired rates for scores at their bounds."""
+    """Return the interval of the mean paired difference [tasks], or of paired rates if scores lie at their bounds."""
     if bounds is None:
         estimate = mean_interval(difference.tolist(), confidence, bounds=None)
         return estimate.low, estimate.high
@@ -111,7 +112,7 @@ def _interval_of_difference(
 
 
 def _interval_of_paired_rates(difference: Floats, confidence: float, width: float) -> tuple[float, float]:
-    """Return the interval of a paired difference of rates, with one win and one loss added."""
+    """Return the interval of a difference of paired rates, after adding one win and one loss."""
     seen = np.append(difference, [width, -width])
     mean = float(seen.mean())
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
@@ -119,19 +120,19 @@ def _interval_of_paired_rates(difference: Floats, confidence: float, width: floa
 
 
 def _mcnemar_p_value(wins: int, losses: int) -> float:
-    """Return McNemar's exact test; 1 where no task differs."""
+    """Return McNemar's exact p-value; 1 if no task differs."""
     return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def _sign_flip_p_value(difference: Floats) -> float:
-    """Share of sign flips whose sum is at least as far from zero as the observed one.
+    """Return the share of sign flips whose sum is at least as far from zero as the observed sum.
 
-    As scipy's `permutation_test`, but fifty times as fast where all flips are tried.
+    The result agrees with scipy's `permutation_test`. With all flips enumerated, it is fifty times as fast.
     """
     moving = np.abs(difference[difference != 0])
     if moving.size == 0:
         return 1.0
-    observed = abs(float(difference.sum())) - 1e-9 * float(moving.sum())  # equal sums may differ in rounding
+    observed = abs(float(difference.sum())) - 1e-9 * float(moving.sum())  # equal sums may round apart
     if moving.size <= MOST_TO_ENUMERATE:
         codes = np.arange(2**moving.size)[:, None] >> np.arange(moving.size) & 1
         return float((np.abs((1.0 - 2.0 * codes) @ moving) >= observed).mean())
@@ -145,24 +146,25 @@ def _sign_flip_p_value(difference: Floats) -> float:
 
 
 _POINTS = 2_000
-"""Values of the estimated error, by equal shares of its distribution, over which the normal one is averaged."""
+"""Number of equally likely values of the estimated error over which the power is averaged."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, which bounds the chance of any false finding.
+    """Correct p-values for the number of comparisons, which bounds the probability of any false finding.
 
-    In ascending order, the i-th of k is multiplied by k - i + 1, and is at least the one before it, at most 1.
+    The i-th smallest of k p-values is multiplied by k - i + 1. The result is at most 1, and not smaller than the
+    corrected p-value before it.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure". Differs: nothing.
 
     Args:
-        p_values: One a comparison.
+        p_values: One p-value for each comparison.
 
     Returns:
-        The corrected ones, in the same order.
+        The corrected p-values, in the same order.
 
     Raises:
-        ValueError: If one is not between 0 and 1.
+        ValueError: If a p-value is not between 0 and 1.
     """
     _check_p_values(p_values)
     found, most = [0.0] * len(p_values), 0.0
@@ -173,22 +175,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Return q-values: among comparisons with a q below a level, the expected share of false ones is below that level.
+    """Return q-values. Among comparisons with q below a level, the expected share of false findings is below it.
 
-    In descending order, the i-th smallest of k is multiplied by k / i, and is at most the one after it.
+    The i-th smallest of k p-values is multiplied by k / i. The result is not larger than the q-value after it.
 
     Source: Benjamini and Hochberg 1995, "Controlling the false discovery rate"; as adjusted p-values Yekutieli and
-    Benjamini 1999, Eq. 4. Differs: nothing. It holds for independent and for positively dependent comparisons, such as
-    several methods against one baseline.
+    Benjamini 1999, Eq. 4. Differs: nothing. The guarantee holds for independent and for positively dependent
+    comparisons, such as several methods against one baseline.
 
     Args:
-        p_values: One a comparison.
+        p_values: One p-value for each comparison.
 
     Returns:
         The q-values, in the same order.
 
     Raises:
-        ValueError: If one is not between 0 and 1.
+        ValueError: If a p-value is not between 0 and 1.
     """
     _check_p_values(p_values)
     found, least = [0.0] * len(p_values), 1.0
@@ -205,22 +207,22 @@ def _check_p_values(p_values: Sequence[float]) -> None:
 
 
 def smallest_difference(error: float, freedom: float, *, level: float = 0.05, power: float = 0.8) -> float:
-    """Return the true difference that Student's two-sided t-test finds with a given chance.
+    """Return the true difference that Student's two-sided t-test detects with a given power.
 
-    Source: the noncentral t distribution, as in Cohen 1988, "Statistical power analysis", Section 2. Differs: it is
-    summed here, since scipy's gives NaN where freedom is low.
+    Source: the noncentral t distribution, as in Cohen 1988, "Statistical power analysis", Section 2. Differs: the
+    distribution is summed numerically, since scipy's function returns NaN for few degrees of freedom.
 
     Args:
         error: Standard error of the mean difference.
-        freedom: Its degrees of freedom; inf: the normal distribution.
-        level: Of the test.
-        power: The power: the probability of finding the difference.
+        freedom: Degrees of freedom of the error; inf for the normal distribution.
+        level: Significance level of the test.
+        power: Probability of detecting the difference.
 
     Returns:
         The difference, in the unit of the error.
 
     Raises:
-        ValueError: If level or power are not between 0 and 1, or the power is not above the level.
+        ValueError: If level or power is not between 0 and 1, or if the power is not above the level.
     """
     if not 0 < level < power < 1:
         raise ValueError(f"expected 0 < level < power < 1, got level {level} and power {power}.")

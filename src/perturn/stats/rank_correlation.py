@@ -1,4 +1,4 @@
-"""Rank correlation and agreement, with their interval."""
+"""Rank correlation and agreement of raters, with their intervals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perturn.stats.intervals import Estimate, stats
 from perturn.stats.jackknife import jackknife
 
 Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
-"""A number from -1 to 1 that two values of each unit have; None where it is not defined."""
+"""Statistic from -1 to 1 of two values for each unit; None if it is undefined."""
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation, ties by their mean rank; None if either has no two different values."""
+    """Return Spearman's rank correlation, with mean ranks for ties; None if all values of `a` or of `b` are equal."""
     if len(a) != len(b):
         raise ValueError(f"expected as many values of a as of b, got {len(a)} and {len(b)}.")
     first, second = (stats.rankdata(values) - (len(values) + 1) / 2 for values in (a, b))
@@ -24,9 +24,10 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def kappa(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Cohen's kappa with quadratic weights of two raters; None if all ratings of both are one value.
+    """Return Cohen's kappa of two raters, with quadratic weights; None if all ratings of both are equal.
 
-    1 - sum_i (a_i - b_i)^2 / n over the mean of (a_i - b_j)^2 over all i and j. Ratings need be no whole numbers.
+    The result is 1 - D / E, with D the mean of (a_i - b_i)^2, and E the mean of (a_i - b_j)^2 over all i and j. Ratings
+    need not be whole numbers.
 
     Source: Cohen 1968, "Weighted kappa: nominal scale agreement with provision for scaled disagreement or partial
     credit".
@@ -48,17 +49,18 @@ def rank_correlation(
 ) -> Estimate | None:
     """Return Spearman's rank correlation, or another statistic of pairs from -1 to 1, with its interval.
 
-    The interval is valid if values of one cluster are correlated; it comes from `jackknife`, and ends at -1 and 1.
+    The interval comes from `jackknife`, so that it is valid if values of one cluster are correlated. It is cut at -1
+    and 1.
 
     Args:
-        a: One value a unit, such as a turn.
-        b: Another of the same units.
+        a: One value for each unit, such as a turn.
+        b: Another value for each of the same units.
         clusters: The cluster of each unit, such as its task.
         confidence: As in `mean_interval`.
-        statistic: Of two sequences, such as `kappa`; None: Spearman's rank correlation.
+        statistic: Statistic of two sequences, such as `kappa`. If None, Spearman's rank correlation is used.
 
     Returns:
-        The correlation and its interval; n counts the clusters. None if the statistic of all units is None.
+        The statistic and its interval, with n the number of clusters; None if the statistic of all units is None.
     """
     statistic = statistic or spearman
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)

@@ -1,7 +1,8 @@
-"""Scores of several seeds on the same tasks: means and differences that are to hold for other seeds and other tasks.
+"""Means and differences of scores of several seeds on the same tasks, which generalize to other seeds and tasks.
 
-Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are correlated, and so are scores
-of one task. So 3 x 140 scores are not 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
+Seeds and tasks are both samples, and every seed plays every task. Scores of one seed are correlated, and so are scores
+of one task. So 3 x 140 scores are not 420 independent scores. An interval over tasks alone would also be too narrow,
+since it ignores the variation between seeds.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ SEED = 20_240_101
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard error of a mean over seeds and tasks, and its parts."""
+    """Standard error of a mean over seeds and tasks, and its components."""
 
     error: float
     freedom: float
-    """Degrees of freedom of the error; inf if it is 0."""
+    """Degrees of freedom of the error; inf if the error is 0."""
     between_seeds: float
-    """Variance between seeds, averaged over all tasks; 0 where it is not more than chance, or for one seed."""
+    """Variance between seeds, averaged over all tasks; 0 if no larger than chance, or for one seed."""
     between_tasks: float
-    """Variance between tasks, averaged over all seeds; 0 where it is not more than chance."""
+    """Variance between tasks, averaged over all seeds; 0 if no larger than chance."""
     within: float
-    """Variance that is left: of a task under a seed."""
+    """Residual variance, of a task under a seed."""
 
 
 @dataclass(frozen=True)
 class CrossedComparison:
-    """Comparison of `a` with `b` on the seeds and tasks that both have; differences are a - b."""
+    """Comparison of `a` with `b` on the seeds and tasks that both have. Differences are a - b."""
 
     seeds: int
     tasks: int
@@ -54,32 +55,32 @@ class CrossedComparison:
     low: float
     high: float
     p_value: float
-    """Two-sided, for other seeds and other tasks."""
+    """Two-sided p-value that generalizes to other seeds and other tasks."""
     p_value_of_tasks: float
-    """Two-sided, for other tasks under these very seeds: exact McNemar's for one seed, sign flips of the tasks' means
-    for several. It says nothing of another seed."""
+    """Two-sided p-value that generalizes to other tasks, but not to other seeds. With one seed and scores at their
+    bounds it is McNemar's exact test, and else the sign-flip test of the tasks' means."""
     spread: Spread
     spread_of_tasks: Spread
-    """The comparison for these seeds alone, which does not generalize to other seeds."""
+    """Spread of the comparison for these seeds only, which does not generalize to other seeds."""
 
 
 def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
-    """Return the standard error of the mean of a table, for other seeds and other tasks.
+    """Return the standard error of a table's mean, for generalizing to other seeds and other tasks.
 
-    With S seeds, T tasks and the mean squares of a two-way analysis of variance, MS_s between seeds, MS_t between tasks
-    and MS_e of the residual,
+    With S seeds, T tasks, and the mean squares of a two-way analysis of variance (MS_s between seeds, MS_t between
+    tasks, MS_e of the residual):
 
         error^2 = (MS_s + max(MS_t - MS_e, 0)) / (S T)
         freedom = (MS_s + max(MS_t - MS_e, 0))^2 / (MS_s^2 / (S - 1))
 
-    For one seed it is the interval of independent tasks; for one task, of independent seeds.
+    With one seed, tasks count as independent. With one task, seeds count as independent.
 
     Source: Hillis 2007, "A comparison of denominator degrees of freedom methods for multiple observer ROC analysis",
-    Statistics in Medicine 26, for readers (here: seeds) who read the same cases (tasks). The question comes from
+    Statistics in Medicine 26, for readers (here seeds) who read the same cases (here tasks). The question comes from
     Clark 1973, "The language-as-fixed-effect fallacy". Differs: the freedom is at most S T - 1.
 
     Args:
-        values: A row per seed, a column per task.
+        values: Table of scores [seeds, tasks].
 
     Raises:
         ValueError: If there is no value, or the rows differ in length.
@@ -110,20 +111,20 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
 def crossed_interval(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
-    """Return the mean over seeds and tasks, with an interval for other seeds and other tasks.
+    """Return the mean over seeds and tasks, with an interval that generalizes to other seeds and other tasks.
 
-    The wider of two intervals: from `crossed_spread`, and from the tasks' means, as if the seeds were all there are.
-    For no mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it
-    so. With 2 or 3 seeds it is wide if seeds differ, since so few seeds say little about others: Student's quantile for
-    2 degrees of freedom is 4.3.
+    The interval is the wider of two intervals: from `crossed_spread`, and from the tasks' means for these seeds only.
+    The mean for all seeds cannot be better known than the mean for these seeds. The second interval ensures this even
+    if few seeds agree by chance. With 2 or 3 seeds that differ, the interval is wide, since so few seeds say little
+    about others. Student's quantile for 2 degrees of freedom is 4.3.
 
     Args:
-        values: A row per seed, a column per task.
+        values: Table of scores [seeds, tasks].
         confidence: As in `mean_interval`.
         bounds: As in `mean_interval`.
 
     Returns:
-        The mean and its interval; n counts the tasks.
+        The mean and its interval, with n the number of tasks.
     """
     table = _table(values)
     check_confidence(confidence)
@@ -141,18 +142,19 @@ def crossed_comparison(
 ) -> CrossedComparison:
     """Compare two tables of scores, paired by seed and task.
 
-    Student's t of the mean difference over `crossed_spread`, and `paired_comparison` of the tasks' means. The interval
-    is the wider of the two, the p-value the larger. For one seed it is `paired_comparison`, with McNemar's exact test
-    where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
+    Two tests are combined: Student's t of the mean difference with the error of `crossed_spread`, and
+    `paired_comparison` of the tasks' means. The result has the wider interval and the larger p-value. With one seed it
+    is `paired_comparison`, with McNemar's exact test if all scores lie at their bounds. docs/verdicts.md reports how
+    often the intervals and p-values are correct.
 
     Args:
-        a: A row per seed, a column per task.
-        b: The same seeds and tasks.
+        a: Table of scores [seeds, tasks].
+        b: Scores of the other side on the same seeds and tasks [seeds, tasks].
         confidence: As in `mean_interval`.
         bounds: As in `paired_comparison`.
 
     Raises:
-        ValueError: If the tables differ in their shape, or as `paired_comparison`.
+        ValueError: If the tables differ in shape, or if `paired_comparison` rejects the scores.
     """
     first, second = _table(a), _table(b)
     if first.shape != second.shape:
@@ -185,19 +187,20 @@ def crossed_comparison(
 def crossed_bootstrap(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, draws: int = DRAWS, seed: int = SEED
 ) -> tuple[float, float]:
-    """Return the percentile interval of the mean over seeds and tasks, each resampled with replacement.
+    """Return the percentile interval of the mean, with seeds and tasks each resampled with replacement.
 
-    It is too narrow where few seeds differ, since drawing 3 seeds from 3 cannot show how far a fourth may lie, and too
-    wide where they do not: what is drawn twice is counted as noise twice. `crossed_interval` is the one to report.
+    The interval is too narrow if few seeds differ, since resampling 3 seeds cannot show how different a fourth seed may
+    be. It is too wide if seeds do not differ, since both resamplings count the same noise. Report `crossed_interval`
+    instead.
 
     Source: Owen 2007, "The pigeonhole bootstrap", Annals of Applied Statistics 1; McCullagh 2000, "Resampling and
     exchangeable arrays". Differs: nothing.
 
     Args:
-        values: A row per seed, a column per task.
+        values: Table of scores [seeds, tasks].
         confidence: As in `mean_interval`.
-        draws: How often the table is drawn.
-        seed: Of the draws.
+        draws: Number of resampled tables.
+        seed: Seed of the resampling.
     """
     table = _table(values)
     check_confidence(confidence)
@@ -217,7 +220,7 @@ def _table(values: Sequence[Sequence[float]]) -> Floats:
 
 
 def _wider(found: Estimate, table: Floats, confidence: float, bounds: Bounds) -> Estimate:
-    """Return an interval of the tasks' means, widened to the interval of seeds and tasks where this is wider."""
+    """Widen an interval of the tasks' means to the interval over seeds and tasks where that interval is wider."""
     spread, mean = crossed_spread(table.tolist()), float(table.mean())
     low, high = found.low, found.high
     if table.shape[0] > 1 and spread.error > rounding(float(np.abs(table).max()), bounds):
@@ -227,7 +230,7 @@ def _wider(found: Estimate, table: Floats, confidence: float, bounds: Bounds) ->
 
 
 def _p_value(mean: float, spread: Spread) -> float:
-    """Return two-sided p of Student's t; 0 for an error of 0, which leaves the word to the test over tasks."""
+    """Return the two-sided p-value of Student's t. For an error of 0 it is 0, so that the test over tasks decides."""
     if spread.error == 0:
         return 0.0
     return 2 * float(stats.t.sf(abs(mean) / spread.error, spread.freedom))

@@ -1,1 +1,1 @@
-"""Studies: methods x seeds x environments from one file. Each cell is an ordinary run, and shared stages run once."""
+"""Comparisons of methods over seeds and environments. Each cell is an ordinary run, and cells share equal stages."""

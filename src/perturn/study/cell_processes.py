@@ -1,7 +1,8 @@
-"""A cell runs in its own process, forked from a process that has imported all that training needs.
+"""Run each cell in a process of its own, forked from a server process that has imported the training code.
 
-Importing takes longer than a small cell. The processes are in their own sessions, so that Ctrl-C at a terminal reaches
-them through the study alone, and they end with it, however it ends.
+Forking saves the imports, which take longer than a small cell. Each process has its own session, so that Ctrl-C in a
+terminal interrupts only the study, which then stops its cells. A cell's process ends whenever the process of the study
+ends.
 """
 
 from __future__ import annotations
@@ -37,52 +38,52 @@ _IMPORTED = (
     "perturn.engines.local.engine",
     "accelerate",
 )
-"""Modules that the processes begin with."""
+"""Modules that the fork server imports in advance."""
 _GRACE_SECONDS = 20.0
-"""How long a process may take to stop, which is to write a checkpoint."""
+"""Time that a process gets to write a checkpoint and stop, in seconds."""
 
 
 class Processes:
-    """The processes on this machine, with a limit on their number."""
+    """Pool of processes on this machine, of limited size."""
 
     def __init__(self, size: int, threads: int) -> None:
-        """Run `size` processes at a time, each with this number of threads for numerical work."""
+        """Prepare the pool."""
         self._size, self._threads = size, threads
         self._free_gb = psutil.virtual_memory().available / 1e9
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def most(self, peak_gb: float) -> int:
-        """Return how many cells fit at the same time, given the memory of a cell; 0: not known yet."""
+        """Return how many cells may run at the same time, if each needs `peak_gb` of memory; 0 means unknown."""
         return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:
-        """Start a cell."""
+        """Start a cell in a new process."""
         return ProcessWorker(self._context, cell, sources, test, self._threads, log)
 
     def wait(self, workers: Iterable[ProcessWorker], seconds: float) -> None:
-        """Wait until one of them has ended, or so long."""
+        """Wait until one of the workers has ended, at most this number of seconds."""
         wait([worker.sentinel for worker in workers], timeout=seconds)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing, since the pool holds no resources between cells."""
 
 
 class ProcessWorker:
-    """The process that does one cell."""
+    """Process that runs one cell."""
 
     def __init__(
         self, context: Any, cell: Cell, sources: Sources, test: bool, threads: int, log: Path
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            context: Makes processes.
+            context: Multiprocessing context that creates the process.
             cell: The cell.
-            sources: Other runs that make the same stages.
-            test: Whether its policy is scored on the test tasks too.
-            threads: Threads of a process for numerical work.
-            log: File to which all it prints is added.
+            sources: Other runs that share stages with the cell.
+            test: Whether the cell's policy is also scored on the test tasks.
+            threads: Number of threads for numerical work.
+            log: File to which the output of the process is appended.
         """
         self.cell, self.began = cell, time.monotonic()
         self._said, theirs = context.Pipe(duplex=False)
@@ -93,20 +94,20 @@ class ProcessWorker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether the process has ended, with or without an error."""
         return not self._process.is_alive()
 
     @property
     def sentinel(self) -> int:
-        """File descriptor that is ready when the process has ended."""
+        """File descriptor that becomes ready when the process ends."""
         return int(self._process.sentinel)
 
     def error(self) -> str | None:
-        """Return why it failed, once it has ended; None: it did not."""
+        """Return the error of a process that has ended; None if it succeeded."""
         self._process.join()
         try:
             said: str | None = self._said.recv()
-        except EOFError:  # it said nothing, so it was killed
+        except EOFError:  # the process sent no message, so it was killed
             number = self._process.exitcode
             how = f"by signal {-number}" if number is not None and number < 0 else f"with exit code {number}"
             said = f"its process ended {how}; if memory was short, fewer workers need less."
@@ -114,12 +115,12 @@ class ProcessWorker:
         return said
 
     def stop(self) -> None:
-        """Ask it to stop, as Ctrl-C does."""
+        """Interrupt the process, as Ctrl-C does."""
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGINT)
 
     def end(self, seconds: float = _GRACE_SECONDS) -> None:
-        """Wait for it so long, then kill it and all that it has started."""
+        """Wait this number of seconds for the process, then kill it and its child processes."""
         self._process.join(seconds)
         if self._process.is_alive():
             with suppress(ProcessLookupError):
@@ -136,7 +137,7 @@ def _work(
     environment: Mapping[str, str],
     said: Connection,
 ) -> None:
-    """Run a cell in a new process, and say why it failed, or None."""
+    """Run a cell in the new process, and send its error, or None, to the study."""
     os.setsid()
     gc.freeze()  # what was imported is never collected, and looking through it takes longer than many a stage
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -146,7 +147,7 @@ def _work(
 
 
 def _die_with_parent() -> None:
-    """End this process and all that it has started when the study has ended."""
+    """Kill this process and its child processes when the study's process ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -154,7 +155,7 @@ def _die_with_parent() -> None:
 
 
 def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) -> str | None:
-    """Do a cell with its output in a file; why it failed, or None."""
+    """Run a cell with its output in a file. Return its error, or None."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -171,7 +172,7 @@ def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) 
 
 
 def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
-    """Run the missing stages of a cell, copying stages that other runs have done; then score it, if asked."""
+    """Run the missing stages of a cell, or copy them from other runs. Then score its policy if `test` is set."""
     with open_run(cell.recipe) as run:
         run_stages(run, take_over=lambda stage: take_over(run, stage, sources))
         model = policy_path(run, cell.policy)

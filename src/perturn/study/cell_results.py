@@ -1,4 +1,4 @@
-"""Results of cells, read from the folders of their runs; and the choice of a point by them."""
+"""Read results of cells from the folders of their runs, and choose the best point of a sweep."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
 _SCORED = "scored.json"
-"""The note, in the folder of a cell's score, on which weights were scored."""
+"""File in the folder of a score that records the digests of the scored weights."""
 PANELS: tuple[Panel, ...] = ("tune", "test")
 
 
 def is_done(cell: Cell, panel: Panel) -> bool:
-    """Return whether a cell's run is finished, and for the test tasks its score too."""
+    """Return whether a cell's run is finished and, for the test tasks, whether its policy is scored too."""
     done = _stages(cell.folder)
     whole = all(done.get(name, {}).get("done") for name in cell.stages)
     if not whole or panel == "tune":
@@ -33,29 +33,29 @@ def is_done(cell: Cell, panel: Panel) -> bool:
 
 
 def forget_stale(cell: Cell) -> None:
-    """Remove the score of a cell whose policy was trained again with other weights."""
+    """Remove the score of a cell whose policy has been trained again."""
     if _is_stale(cell):
         shutil.rmtree(cell.scored)
 
 
 def note_scored(cell: Cell) -> None:
-    """Keep, in the folder of a cell's score, which weights are scored there."""
+    """Record the digests of the scored weights in the folder of a cell's score."""
     write_whole(cell.scored / _SCORED, json.dumps(_weights(cell)) + "\n")
 
 
 def _is_stale(cell: Cell) -> bool:
-    """Return whether a cell's score belongs to other weights, or was chosen by other files, than are there now.
+    """Return whether a cell was scored with other weights, or other inputs of its selector, than it has now.
 
-    Without a note it is unknown.
+    A score without recorded digests counts as current.
     """
     noted = read_note(cell.scored / _SCORED, dict[str, str])
     return noted is not None and noted != _weights(cell)
 
 
 def _weights(cell: Cell) -> dict[str, str]:
-    """Return SHA-256 of the files of a cell's policy, and of the inputs of its selector, by path in its run.
+    """Return SHA-256 digests of a cell's policy and of its selector's inputs, by path in the run.
 
-    None of a model that no run makes.
+    The result is empty for a model that no run trains.
     """
     maker, scoring = Maker(cell.folder, cell.recipe, cell.policy), cell.scoring_recipe(cell.policy).evaluate
     needs = scoring.needs if scoring else frozenset()
@@ -71,28 +71,28 @@ def _weights(cell: Cell) -> dict[str, str]:
 
 
 def _stages(folder: Path) -> dict[str, Any]:
-    """Return notes of the stages in the manifest of a run; none where there is no run."""
+    """Return the stages recorded in the manifest of a run; empty if the run does not exist."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
     return found
 
 
 def seconds(cell: Cell, panel: Panel) -> float:
-    """Return the time of all stages of a cell as if it were made alone, with the time of stages taken over."""
+    """Return the time of all stages of a cell in seconds, including stages that were copied from other runs."""
     folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
     found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
     return round(sum(found), 1)
 
 
 def peak_gb(cell: Cell) -> float:
-    """Return the most memory that the run of a cell has had."""
+    """Return the peak memory of a cell's run, in GB."""
     return max(
         (float(note.get("peak_memory_gb", 0.0)) for note in _stages(cell.folder).values()), default=0.0
     )
 
 
 def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
-    """Return episodes of a cell's policy on a task list, by task."""
+    """Return the episodes of a cell's policy on a task list, sorted by task."""
     paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
     return sorted(
         read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task
@@ -100,10 +100,10 @@ def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
 
 
 def choose(scores: Iterable[tuple[Point, Sequence[Outcome]]]) -> Point | None:
-    """Return the point with the best mean success over all its seeds and tasks; of equal ones the first.
+    """Return the point with the best mean success over its seeds and tasks; the first of several equal points.
 
     Args:
-        scores: Of each point that was finished on every seed, its episodes.
+        scores: Points that were finished on every seed, each with its episodes.
     """
     means = [(fmean(one.success for one in episodes), point) for point, episodes in scores]
     return max(means, key=lambda each: each[0])[1] if means else None

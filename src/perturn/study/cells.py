@@ -1,6 +1,6 @@
-"""From a study to its cells: one of each environment, method, point of its sweep and seed, with the recipe of its run.
+"""Derive the cells of a study and their recipes. A cell has an environment, a method, a point of a sweep, and a seed.
 
-Nothing is opened or loaded here.
+This module opens no environment and loads no model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from perturn.select.lookup import traits_of
 from perturn.study.settings import SWEEP, Study, Test
 
 _OF_TRAINING = ("sft", "align", "expert", "base")
-"""Sections that a score alone does not have."""
+"""Sections that the recipe of a score does not have."""
 _LONGEST_NAME = 120
-"""Characters of a run's name before its digest."""
+"""Maximum length of a run's name, in characters, without its digest."""
 
 Point = dict[str, Any]
-"""Swept settings of a cell, by dotted key."""
+"""Values of the swept settings, by dotted key."""
 
 
 @dataclass(frozen=True)
@@ -45,46 +45,46 @@ class Cell:
     point: Point
     seed: int
     tuned: bool
-    """Whether its policy is scored on the tuning tasks, within the run."""
+    """Whether the run itself scores the policy on the tuning tasks."""
     recipe: Recipe
-    """Of its run, which trains."""
+    """Recipe of the run that trains the policy."""
     scoring: Mapping[str, Any]
-    """Recipe, without the model, of the run that scores its policy on the test tasks."""
+    """Recipe of the run that scores the policy on the test tasks, without the model."""
 
     @property
     def folder(self) -> Path:
-        """Of its run."""
+        """Folder of the cell's run."""
         return run_folder(self.recipe)
 
     @property
     def scored(self) -> Path:
-        """Folder of the run that scores its policy on the test tasks."""
+        """Folder of the run that scores the policy on the test tasks."""
         return Path(self.scoring["output"]) / str(self.scoring["name"])
 
     @property
     def policy(self) -> str:
-        """The policy that the method makes: the last one of the run."""
+        """Name of the policy that the method trains, which is the last policy of the run."""
         return policy_of(self.recipe, self.recipe.iterations)
 
     @cached_property
     def stages(self) -> list[str]:
-        """Stages of its run."""
+        """Names of the stages of the cell's run."""
         return [stage.name for stage in stages(self.recipe)]
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """Name of the cell for display."""
         return " ".join(
             filter(None, (self.environment, self.method, point_text(self.point), f"seed {self.seed}"))
         )
 
     def scoring_recipe(self, model: str) -> Recipe:
-        """Return the recipe of the run that scores its policy, whose folder is `model`, on the test tasks."""
+        """Return the recipe of the run that scores the policy in the folder `model` on the test tasks."""
         return parse(Recipe, {**self.scoring, "model": {**self.scoring["model"], "name": model}})
 
 
 def point_text(point: Mapping[str, Any]) -> str:
-    """Return a point as one text, such as `align.learning_rate=1e-05, align.loss.beta=0.1`; empty without a sweep."""
+    """Return a point as text, such as `align.learning_rate=1e-05, align.loss.beta=0.1`; empty without a sweep."""
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
@@ -92,20 +92,21 @@ class Plan:
     """The cells of a study, and the recipes of their runs."""
 
     def __init__(self, study: Study, recipe: Mapping[str, Any]) -> None:
-        """Lay methods and points over the recipe.
+        """Apply the settings of methods and points to the recipe.
 
         Args:
             study: The study.
-            recipe: The recipe's mapping, as it is written.
+            recipe: The recipe as written in its file.
 
         Raises:
-            ConfigError: If a key would be ignored, or the tuning of two methods would not be equal.
+            ConfigError: If a key would be ignored, or if two methods would try different numbers of points.
         """
         refuse_unknown(study)
         self.study, self._recipe = study, recipe
         section = recipe.get("cluster")
         self.cluster = None if section is None else _cluster(section)
-        """Where the cells run, each on a node: the cluster of the recipe, which all cells share."""
+        """Cluster of the recipe, which all cells share, where each cell runs on a node. If None, cells run on this
+        machine."""
         self.points = {
             (environment, method): self._points(environment, method)
             for environment in study.environments
@@ -115,17 +116,17 @@ class Plan:
     def cell(
         self, environment: str, method: str, point: Point, seed: int, scored: tuple[Test, Path] | None = None
     ) -> Cell:
-        """Return one cell.
+        """Return the cell of an environment, method, point and seed.
 
         Args:
-            environment: Its name.
-            method: Its name.
-            point: Swept settings.
-            seed: Of the study.
-            scored: The task list of the verdicts and the folder of the runs that score; None: the study's.
+            environment: Name of the environment.
+            method: Name of the method.
+            point: Values of the swept settings.
+            seed: One of the study's seeds.
+            scored: The test tasks and the folder of the runs that score. If None, the study's own are used.
 
         Raises:
-            ConfigError: If its recipe is wrong, with the name of the method.
+            ConfigError: If the recipe of the cell is invalid. The message names the method.
         """
         study, data = self.study, self._data(environment, method, point, seed)
         runs = {"output": str(study.folder / "runs")}
@@ -145,7 +146,7 @@ class Plan:
         return Cell(environment, method, point, seed, tuned, recipe, scoring)
 
     def tuning(self) -> Iterator[Cell]:
-        """Yield the cells that play the tuning tasks."""
+        """Yield the cells that are scored on the tuning tasks."""
         for seed in self.study.tuned_seeds:
             for (environment, method), points in self.points.items():
                 for point in points:
@@ -157,7 +158,7 @@ class Plan:
             yield self.cell(environment, method, point, seed)
 
     def _data(self, environment: str, method: str, point: Point, seed: int) -> dict[str, Any]:
-        """Return the recipe's mapping with its overlays in this order: environment, seed, method, point."""
+        """Return the recipe after four overlays, in this order: environment, seed, method, point."""
         study, data = self.study, copy.deepcopy(dict(self._recipe))
         index = study.seeds.index(seed)
         seeded = {key: values[index % len(values)] for key, values in study.by_seed.items()}
@@ -172,7 +173,7 @@ class Plan:
         return data
 
     def _points(self, environment: str, method: str) -> list[Point]:
-        """Return the points that are tried for a method; one empty one where nothing of it is swept."""
+        """Return the points that a method tries; a single empty point if none of its settings is swept."""
         study, own = self.study, self.study.methods[method].get(SWEEP)
         data = self._data(environment, method, {}, study.seeds[0])
         if data.get("align") is None:
@@ -199,7 +200,7 @@ class Plan:
 
     @cached_property
     def _budget(self) -> int:
-        """Return the points that each tuned method tries: from the study's sweep, else from the first method's own."""
+        """Number of points that each tuned method tries, by the study's sweep or by the first sweep of a method."""
         sweeps = [self.study.sweep, *(method.get(SWEEP) or {} for method in self.study.methods.values())]
         found = 1
         for values in next((each for each in sweeps if each), {}).values():
@@ -208,13 +209,13 @@ class Plan:
 
 
 def _cluster(section: Any) -> Cluster:
-    """Turn section `cluster` of a recipe into settings."""
+    """Parse the section `cluster` of a recipe."""
     data = {Cluster.shorthand: section} if isinstance(section, str) else section
     return parse(Cluster, data, "cluster")
 
 
 def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) -> str:
-    """Return the beginning of the name of a cell's run, for people."""
+    """Return the readable beginning of the name of a cell's run."""
     several = len(plan.study.environments) > 1
     settings = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
     parts = [*([environment] if several else []), method, *settings]
@@ -223,9 +224,10 @@ def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) ->
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """Return the short digest of settings, without settings that do not change the results.
+    """Return the short digest of a recipe, without settings that cannot change its results.
 
-    It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
+    The digest is computed from the written settings, without defaults. So a setting that a later version adds does not
+    change the names of runs.
     """
     counted = as_yaml_1_1({key: value for key, value in data.items() if key not in efforts(Recipe)})
     return hashlib.blake2b(
@@ -234,12 +236,12 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _scoring(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a run that only scores a policy, without model, task list and name."""
+    """Return the recipe of a run that only scores a policy, without its model, tasks and name."""
     return _without(data, [*_OF_TRAINING, *_OF_THE_ALIGNMENT, *_rewards_of_training(data)])
 
 
 def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Return a recipe's mapping without some of its sections, and without some keys of a section, which are dotted."""
+    """Return a recipe without some sections, and without some keys of sections, which are given as dotted keys."""
     found = {key: value for key, value in data.items() if key not in keys}
     for key in keys:
         section, _, below = key.partition(".")
@@ -249,22 +251,22 @@ def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
-    """Return the recipe, without the model, of a run that scores a policy on a task list."""
+    """Return the recipe of a run that scores a policy on a task list, without the model."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
     part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}
     found = {**without, "evaluate": part}
-    # What is scored is what the run makes, so its name holds both digests.
+    # The name holds the digest of the scored run and the digest of this recipe.
     return {**found, "output": str(output), "name": f"{run}-test-{_digest(found)}"}
 
 
 def _panel(tasks: Any) -> dict[str, Any]:
-    """Return a task list in the form of a recipe, without settings that are not set."""
+    """Return a task list as a section of a recipe, without settings that are None."""
     return {key: value for key, value in vars(tasks).items() if value is not None}
 
 
 def _has_section(data: Mapping[str, Any], key: str) -> bool:
-    """Return whether the section of a dotted key is there; of a key without a section, whether it is itself."""
+    """Return whether the section of a dotted key is present, or the key itself if it names no section."""
     section: Any = data
     *parents, last = key.split(".")
     for parent in parents:
@@ -273,7 +275,7 @@ def _has_section(data: Mapping[str, Any], key: str) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return a swept value; `1e-5` without a point is a text in YAML."""
+    """Return a swept value. YAML reads `1e-5`, without a decimal point, as text, so such text becomes a number."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -283,7 +285,7 @@ def _number(value: Any) -> Any:
 
 
 _OF_THE_ALIGNMENT = ("explore", "rows", "credit", "iterations", "staleness")
-"""Sections that go where the alignment goes; exploration stays where a score learns from it."""
+"""Sections that are dropped together with the alignment. Exploration is kept if a selector learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",
     "name": "leave it out",
@@ -291,11 +293,11 @@ _OF_THE_STUDY = {
     "cluster": "set it in the recipe",
     "evaluate.tasks": "set the study's own `test.tasks` and `tune.tasks`",
 }
-"""Keys of a recipe that a study sets in its cells itself, each with the remedy."""
+"""Recipe keys that the study itself sets in its cells, each with the remedy."""
 
 
 def refuse_unknown(study: Study) -> None:
-    """Reject keys of unknown sections, where null would have no effect, and keys that the study sets itself."""
+    """Reject keys of unknown sections, where null would have no effect, and keys that the study itself sets."""
     check_none(_wrong("by_seed", study.by_seed))
     check_none(_wrong(SWEEP, study.sweep))
     for name, overlay in study.environments.items():
@@ -309,7 +311,7 @@ def refuse_unknown(study: Study) -> None:
 
 
 def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
-    """Yield keys of an overlay, and keys of sections that it sets whole."""
+    """Yield the keys of an overlay, and the keys inside sections that the overlay replaces."""
     for key, value in overlay.items():
         yield str(key)
         if isinstance(value, Mapping):
@@ -317,7 +319,7 @@ def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
-    """Yield keys whose first part is no section of a recipe, or that the study sets itself."""
+    """Yield an error for each key of an unknown section, and for each key that the study itself sets."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first, *below = key.split(".")
@@ -331,19 +333,19 @@ def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
 
 
 def _within(value: Any, key: str) -> dict[str, Any]:
-    """Return a mapping with one key."""
+    """Return a mapping with a single key."""
     return {key: value}
 
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:
-    """Return sections that are dropped if a recipe has no alignment."""
+    """Return the sections that are dropped from a recipe without an alignment."""
     explored = _is_explored_for_a_score(data)
     sections = [key for key in _OF_THE_ALIGNMENT if key != "explore" or not explored]
     return [*sections, *_rewards_of_training(data)]
 
 
 def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
-    """Return the part of section `reward` that no evaluation reads: all, or the reward model next to a judge."""
+    """Return the part of `reward` that no evaluation reads: the whole section, or the reward model next to a judge."""
     reward = data.get("reward")
     judge = reward.get("judge") if isinstance(reward, Mapping) else None
     judged = isinstance(judge, Mapping) and judge.get("evaluates") is True
@@ -351,7 +353,7 @@ def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
-    """Return whether a policy that is trained here is scored by a selector that learns from its explored episodes."""
+    """Return whether a trained policy is scored with a selector that learns from the policy's explored episodes."""
     part = data.get("evaluate")
     section = part.get("select") if isinstance(part, Mapping) else None
     if not isinstance(section, Mapping) or "name" not in section:
@@ -362,12 +364,12 @@ def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
 
 
 def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:
-    """Reject settings or sweeps of sections that a method without an alignment drops.
+    """Reject settings and sweeps of sections that are dropped because a method has no alignment.
 
     Args:
         study: The study.
-        method: Its name.
-        data: Its recipe, as it is written.
+        method: Name of the method.
+        data: Recipe of the method, as written.
     """
     own, gone = study.methods[method], without_alignment(data)
     swept = own.get(SWEEP)

@@ -1,4 +1,4 @@
-"""Cells done on the nodes of a Ray cluster, all of which see the study's folder."""
+"""Run cells on the nodes of a Ray cluster. Every node must see the study's folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources
 
 _TRIES = 2
-"""Tries of a cell, if its node is lost each time."""
+"""Number of attempts at a cell whose node is lost each time."""
 
 
 class CellServer:
-    """Does cells on a node, one at a time."""
+    """Actor on a node that runs cells, one at a time."""
 
     def __init__(self, folder: str) -> None:
-        """Work where the study was started."""
+        """Change to the folder where the study was started."""
         os.chdir(folder)
 
     def identity(self) -> str:
-        """Return which perturn is here."""
+        """Return the identity of the installed perturn."""
         return identity()
 
     def holds(self, file: str, text: str) -> bool:
@@ -38,23 +38,23 @@ class CellServer:
         return path.is_file() and path.read_text(encoding="utf-8") == text
 
     def work(self, cell: Cell, sources: Sources, test: bool, threads: int, log: str) -> str | None:
-        """Do a cell; why it failed, or None."""
+        """Run a cell. Return its error, or None."""
         return do_logged(cell, sources, test, threads, log)
 
 
 class Nodes:
-    """The nodes of a cluster; a cell takes what a replica of the policy would: `engine_cpus` and `engine_gpus`."""
+    """Nodes of a cluster. A cell takes the resources of one engine replica: `engine_cpus` and `engine_gpus`."""
 
     def __init__(self, cluster: Cluster, folder: Path, most: int | None) -> None:
-        """Connect.
+        """Connect to the cluster.
 
         Args:
             cluster: The cluster.
-            folder: Of the study, which the nodes must see too.
-            most: Cells at the same time; None: as many as there is room for.
+            folder: Folder of the study, which the nodes must see too.
+            most: Maximum number of cells at the same time. If None, the resources of the nodes limit it.
 
         Raises:
-            ConfigError: If no node is large enough for a cell.
+            ConfigError: If no node has the resources of a cell.
         """
         self.connection, self._cluster, self._folder, self._most = Connection(cluster), cluster, folder, most
         size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
@@ -62,7 +62,7 @@ class Nodes:
         self._idle: list[Server] = []
 
     def most(self, peak_gb: float) -> int:
-        """Return the number of cells at the same time, without regard to the memory of the nodes."""
+        """Return the number of cells that may run at the same time. The memory of the nodes is not considered."""
         cpus, gpus = self._cluster.engine_cpus, self._cluster.engine_gpus
         held = [
             min(node.cpus // max(cpus, 1e-9), node.gpus // gpus if gpus else 1e9)
@@ -71,15 +71,15 @@ class Nodes:
         return max(1, min(int(sum(held)), self._most or 10**9))
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> NodeWorker:
-        """Start a cell."""
+        """Start a cell on a node."""
         threads = max(1, round(self._cluster.engine_cpus))
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """Return a server that is idle, or a new one.
+        """Return an idle server, or start a new one.
 
         Raises:
-            ConfigError: If its node has another perturn, or does not see the study's folder.
+            ConfigError: If the node has another version of perturn, or does not see the study's folder.
         """
         if self._idle:
             return self._idle.pop()
@@ -110,11 +110,11 @@ class Nodes:
         self._idle.append(server)
 
     def wait(self, workers: Iterable[NodeWorker], seconds: float) -> None:
-        """Wait until one of them has ended, or so long."""
+        """Wait until one of the workers has ended, at most this number of seconds."""
         self.connection.ready([worker.reply for worker in workers], seconds)
 
     def close(self) -> None:
-        """End all servers."""
+        """End all idle servers."""
         for server in self._idle:
             self.connection.end(server)
         self._idle = []
@@ -140,7 +140,7 @@ class NodeWorker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended; where its node is lost, it is begun once more."""
+        """Whether the cell has ended. A cell whose node is lost is started once more."""
         if not self.nodes.connection.ready([self.reply]):
             return False
         try:
@@ -155,12 +155,12 @@ class NodeWorker:
         return True
 
     def error(self) -> str | None:
-        """Return why it failed, once it has ended; None: it did not."""
+        """Return the error of a cell that has ended; None if it succeeded."""
         return self._error
 
     def stop(self) -> None:
-        """End it; the results of its stages are on the disk."""
+        """End the server of the cell. The results of finished stages are on disk."""
         self.nodes.connection.end(self.server)
 
     def end(self) -> None:
-        """Do nothing: nothing is left to wait for."""
+        """Do nothing, since `stop` ends the worker immediately."""

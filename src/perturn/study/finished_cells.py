@@ -1,4 +1,4 @@
-"""Results of cells whose runs are gone: the rows that a study has left of them count as done."""
+"""Keep using the recorded results of cells whose runs have been deleted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from perturn.study.tables.episode_table import EPISODES, read_episodes
 from perturn.study.tables.study_records import read_cells
 
 _Runs = tuple[str, ...]
-"""Runs of a row of `cells.json`; their names hold digests of all settings."""
+"""Folders of the runs of a row of `cells.json`. Their names contain digests of all settings."""
 
 
 class Kept:
-    """Rows of `cells.json` and `episodes.parquet` of finished cells, for those whose run is not there, finished."""
+    """Recorded rows of finished cells whose runs have been deleted or are unfinished."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the results that a study has left.
+        """Read the results that are recorded in a study's folder.
 
         Raises:
-            RunError: If a file of it is malformed.
+            RunError: If a file of results is malformed.
         """
         self._folder = folder
         self._cells: dict[tuple[_Runs, str], Mapping[str, Any]] = {}
@@ -39,15 +39,15 @@ class Kept:
             self._episodes[_key(each, each["point"])].append(each)
 
     def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
-        """Return the row of a finished cell whose run is gone; None if there is none, or the run speaks for itself."""
+        """Return the recorded row of a finished cell whose run is gone; None for any other cell."""
         found = self._cells.get((runs_of(self._folder, cell, panel), panel))
         return None if found is None or _speaks(cell) else found
 
     def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
-        """Return the rows of the episodes of such a cell.
+        """Return the recorded episodes of a finished cell whose run is gone; empty for other cells.
 
         Raises:
-            RunError: If there is none.
+            RunError: If the cell is recorded as done and its episodes are missing.
         """
         row = self.row(cell, panel)
         if row is None:
@@ -61,7 +61,7 @@ class Kept:
         return found
 
     def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
-        """Return the episodes of such a cell, by task."""
+        """Return the recorded outcomes of a finished cell whose run is gone, sorted by task."""
         found = [
             Outcome(
                 task=each["task"],
@@ -79,10 +79,10 @@ class Kept:
         return sorted(found, key=lambda one: one.task)
 
     def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
-        """Refuse to write results that would lose rows which cannot be made again.
+        """Raise an error if recorded results of deleted runs would be lost, because the study lacks their cells.
 
         Args:
-            cells: All that the study has a row of.
+            cells: All cells of the study, each with its task list.
         """
         planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
         lost = [
@@ -100,13 +100,13 @@ class Kept:
 
 
 def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
-    """Return runs of a cell's row, relative to the study's folder; a rescored study uses the other's policies."""
+    """Return the run folders of a cell, relative to the study's folder and without folders outside it."""
     runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
     return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
 
 
 def _speaks(cell: Cell) -> bool:
-    """Return whether the run of a cell is there, finished; of a model that no run makes, its score."""
+    """Return whether a cell's run exists and is finished. For an untrained model, the score must exist."""
     return is_done(cell, "tune") and (cell.folder.is_dir() or cell.scored.is_dir())
 
 

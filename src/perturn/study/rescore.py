@@ -1,4 +1,4 @@
-"""A study again: the policies that another study chose, scored on another task list or decoded otherwise."""
+"""Score the chosen policies of another study again, on other tasks or with other decoding."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from perturn.study.tables.study_records import read_recorded
 
 @dataclass(frozen=True)
 class AgainFile:
-    """A study file that names another study instead of methods."""
+    """A study file that names another study instead of listing methods."""
 
     name: str
     again: str
-    """The other study, under `output`; methods, seeds, comparisons and policies are its own."""
+    """Name of the other study under `output`. Its methods, seeds, comparisons and policies are used."""
     test: Test
-    """The task list of the verdicts, and how actions are decoded there."""
+    """Test tasks, and the decoding of actions on them."""
     workers: Annotated[int, COUNT] | None = None
     output: str = "studies/results"
 
@@ -44,7 +44,7 @@ class AgainFile:
         return Path(self.output) / self.again
 
     def study(self, other: Study) -> Study:
-        """Return the other study, on this task list."""
+        """Return the other study with these test tasks."""
         if other.again is not None:
             raise ConfigError(
                 f"again: study {other.name!r} has no policies of its own; name {other.again!r}."
@@ -61,17 +61,17 @@ class AgainFile:
 
 
 class Again:
-    """The cells of a study that is scored again: as in `Plan`, with other scores."""
+    """Cells of a study that is scored again. They have the policies of the other study's `Plan` and new scores."""
 
     def __init__(self, study: Study, plan: Plan) -> None:
-        """Take the points that the other study chose.
+        """Read the points that the other study chose.
 
         Args:
-            study: The study again.
-            plan: Of the other study.
+            study: The other study, with the new test tasks.
+            plan: Plan of the other study.
 
         Raises:
-            ConfigError: If the other study is not finished, or was another one when it was done.
+            ConfigError: If the other study is unfinished, or if its files have changed since it was done.
         """
         self.study, self._plan, self.cluster = study, plan, plan.cluster
         self.points = {method: [point] for method, point in _chosen(plan).items()}
@@ -82,12 +82,12 @@ class Again:
                     _refuse_unmade(cell)
 
     def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
-        """Return a cell of the other study, with the score of this one."""
+        """Return a cell of the other study that is scored on the new test tasks."""
         scored = self.study.test, self.study.folder / "runs"
         return replace(self._plan.cell(environment, method, point, seed, scored), tuned=False)
 
     def tuning(self) -> Iterator[Cell]:
-        """Yield none: the points are chosen."""
+        """Yield nothing, since the points are already chosen."""
         return iter(())
 
     def testing(self, environment: str, method: str, point: Point) -> Iterator[Cell]:
@@ -97,7 +97,7 @@ class Again:
 
 
 def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
-    """Turn environment and method into the point that a study has chosen."""
+    """Return the point that a study chose, for each environment and method."""
     study, found = plan.study, dict[tuple[str, str], Mapping[str, Any]]()
     for row in read_recorded(study.folder).cells:
         if row["state"] != "done":
@@ -114,7 +114,7 @@ def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
 
 
 def _refuse_unmade(cell: Cell) -> None:
-    """Reject a cell whose policy is not there, which would have to be made in the other study's folder."""
+    """Reject a cell whose policy is missing, since making it would write to the other study's folder."""
     makes = any(stage.command == "train" and stage.policy == cell.policy for stage in stages(cell.recipe))
     is_there = not makes or RunPaths(cell.folder).checkpoint(cell.policy).is_dir()
     if not is_done(cell, "tune") or not is_there:
@@ -125,10 +125,10 @@ def _refuse_unmade(cell: Cell) -> None:
 
 
 def open_plan(file: Path, overrides: Sequence[str] = ()) -> Plan | Again:
-    """Read a study file, of either kind, and apply `key=value` words to it.
+    """Read a study file of either kind, and apply `key=value` overrides to it.
 
     Raises:
-        ConfigError: The first mistake.
+        ConfigError: If the file or an override is invalid.
         RunError: If the folder of the other study is damaged.
     """
     data = read_words(file, overrides)

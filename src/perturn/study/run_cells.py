@@ -1,4 +1,4 @@
-"""A study, done: every cell once, as many at the same time as there are workers."""
+"""Run the cells of a study, each once, on the available workers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from perturn.study.study_files import Files
 from perturn.study.study_progress import Board
 
 _LOOK_SECONDS = 1.0
-"""How often running cells are looked at."""
+"""Interval between checks of the running cells, in seconds."""
 
 
 class Worker(Protocol):
-    """Who does one cell."""
+    """Process or actor that runs one cell."""
 
     cell: Cell
     began: float
-    """Moment, by `time.monotonic`."""
+    """Start time, by `time.monotonic`."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether the worker has ended, with or without an error."""
 
     def error(self) -> str | None:
-        """Return why it failed, once it has ended; None: it did not."""
+        """Return the error of a worker that has ended; None if it succeeded."""
 
     def stop(self) -> None:
-        """Ask it to stop."""
+        """Ask the worker to stop."""
 
     def end(self) -> None:
-        """Wait for it a while, then kill it."""
+        """Wait a while for the worker, then kill it."""
 
 
 class Crew(Protocol):
-    """Who starts workers: on this machine, or on the nodes of a cluster."""
+    """Pool that starts workers on this machine or on the nodes of a cluster."""
 
     def most(self, peak_gb: float) -> int:
-        """Return cells at the same time, if each needs so much memory; 0: not known yet."""
+        """Return how many cells may run at the same time, if each needs `peak_gb` of memory; 0 means unknown."""
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> Worker:
         """Start a cell."""
 
     def wait(self, workers: Iterable[Any], seconds: float) -> None:
-        """Wait until one of them has ended, or so long."""
+        """Wait until one of the workers has ended, at most this number of seconds."""
 
     def close(self) -> None:
-        """End all that is idle."""
+        """End all idle workers."""
 
 
 @dataclass
 class Conductor:
-    """Has the cells of a study done."""
+    """Scheduler of a study's cells."""
 
     board: Board
     crew: Crew
     files: Files
     tell: Callable[[Conductor], None] = lambda conductor: None
-    """Called whenever something may have changed."""
+    """Function that is called whenever the progress may have changed."""
     running: dict[Path, Worker] = field(default_factory=dict)
     spent: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Seconds of the cells done by now, by whether they were scores alone."""
+    """Times of the finished cells in seconds. The key says whether a cell only had to be scored."""
 
     peak_gb: float = 0.0
-    """The most memory that a cell has had."""
+    """Peak memory of a cell by now, in GB."""
 
     def run(self) -> None:
-        """Run all cells that are not done; Ctrl-C stops every worker, and the next call resumes."""
+        """Run all unfinished cells. Ctrl-C stops every worker, and the next call resumes the study."""
         for cell, _ in self.board.cells():
             self.peak_gb = max(self.peak_gb, peak_gb(cell))
         try:
@@ -91,7 +91,7 @@ class Conductor:
             self.crew.close()
 
     def _start(self, most: int) -> None:
-        """Start cells, as many as there are workers: only cells that share no stage with a running cell."""
+        """Start cells up to the limit, but no cell that shares an unfinished stage with a running cell."""
         busy: set[str] = set()
         for worker in self.running.values():
             self.board.sharing.look(worker.cell)
@@ -106,7 +106,7 @@ class Conductor:
                 self.running[folder] = self.crew.start(cell, sources, test, self.files.log(cell))
 
     def _collect(self) -> None:
-        """Take note of the workers that have ended."""
+        """Record the results of workers that have ended."""
         for folder, worker in list(self.running.items()):
             if worker.has_ended:
                 del self.running[folder]

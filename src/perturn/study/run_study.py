@@ -1,4 +1,4 @@
-"""A study from its file to its results."""
+"""Run a study, from its file to its results."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from perturn.train_processes import usable_cores
 
 
 def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = None) -> Board:
-    """Read a study and see how far it is; nothing is written.
+    """Read a study and its progress, without writing any file.
 
     Args:
-        file: Of the study.
-        overrides: `key=value` words.
-        workers: Cells at the same time; None: the study's setting.
+        file: The study file.
+        overrides: Settings to change, as `key=value`.
+        workers: Maximum number of cells at the same time. If None, the study's setting is used.
     """
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
@@ -42,18 +42,18 @@ def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = 
 
 
 def run_study(board: Board, workers: int | None = None) -> Path:
-    """Run the cells that are not done, and write the study's results, after Ctrl-C too; then its page.
+    """Run the unfinished cells, and write the study's results and its page. Ctrl-C also writes the results.
 
     Args:
-        board: Of the study.
-        workers: Cells at the same time; None: the study's setting.
+        board: The study and its progress.
+        workers: Maximum number of cells at the same time. If None, the study's setting is used.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        InUseError: If another process works on the study.
-        ConfigError: If this number of cells would have to share cores or GPUs.
+        InUseError: If another process runs the study.
+        ConfigError: If this number of cells would share cores or GPUs.
     """
     study = board.plan.study
     files = Files(study.folder)
@@ -71,20 +71,20 @@ def run_study(board: Board, workers: int | None = None) -> Path:
 
 
 def _write_study(files: Files, study: Study) -> None:
-    """Keep the study with its defaults."""
+    """Write the study's settings, including defaults."""
     write_whole(files.study, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False))
 
 
 def cells_at_once(board: Board, workers: int | None = None) -> int | None:
-    """Return how many cells are done at the same time; None: as many as the nodes of the cluster have room for.
+    """Return how many cells run at the same time; None if the resources of the cluster's nodes decide.
 
     Args:
-        board: Of the study.
-        workers: The value of `--workers`; None: the study's setting. Without both, a cell gets a core for each of its
-            training processes, and one cell at a time gets the GPUs of a machine.
+        board: The study and its progress.
+        workers: The value of `--workers`. If None, the study's setting is used. Without either, a machine without GPUs
+            runs as many cells as give each training process a core. A machine with GPUs runs one cell at a time.
 
     Raises:
-        ConfigError: If the training processes of cells that run together had to share cores or GPUs.
+        ConfigError: If training processes of concurrent cells would share cores or GPUs.
     """
     study, cluster = board.plan.study, board.plan.cluster
     workers, trains = workers or study.workers, study.again is None
@@ -107,7 +107,7 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
 
 
 def _crew(board: Board, workers: int | None) -> Crew:
-    """Who does the cells: the nodes of the recipe's cluster, or this machine."""
+    """Return the workers of the study: nodes of the recipe's cluster, or processes on this machine."""
     size = cells_at_once(board, workers)
     if board.plan.cluster is not None:
         return Nodes(board.plan.cluster, board.plan.study.folder, size)

@@ -1,4 +1,4 @@
-"""A study file: methods, seeds, environments, and the tasks to tune and test on."""
+"""Settings of a study: methods, seeds, environments, and the tasks for tuning and testing."""
 
 from __future__ import annotations
 
@@ -18,79 +18,82 @@ from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
 
 Overlay = dict[str, Any]
-"""Dotted keys of a recipe -> their values. Each value replaces everything under its key."""
+"""Dotted keys of a recipe with new values. Each value replaces everything under its key."""
 
 BASE: Overlay = {"sft": None, "align": None, "expert": None}
-"""The method that only scores the model."""
+"""Method that only scores the model."""
 SFT: Overlay = {"align": None}
-"""The method that stops after SFT."""
+"""Method that stops after SFT."""
 _LAID_OVER = ("methods", "environments", "by_seed", "sweep")
-"""Settings that are laid over a recipe; names of runs have digests of them, so they are read as they always were."""
+"""Settings that change a recipe. Digests of them name the runs, so their YAML is always read by the same rules."""
 Side = str | list[str]
 """One side of a comparison: a method, or several methods whose mean is compared."""
 MOST_PRIMARY = 3
-"""Primary comparisons of a study, at most."""
+"""Maximum number of primary comparisons of a study."""
 SWEEP = "sweep"
-"""The key of a method that is not a setting of the recipe: its own sweep."""
+"""Key of a method that holds its own sweep, and no setting of the recipe."""
 
 
 @dataclass(frozen=True)
 class Tune:
-    """Tuning of a method's swept settings: by mean success on tasks that no verdict reads."""
+    """Tuning of swept settings by mean success, on tasks that are not used for the verdicts."""
 
     tasks: HeldOutTasks
     seeds: list[Annotated[int, SEED]] | None = None
-    """Seeds of the study on which every point is tried; None: all of them."""
+    """Seeds of the study on which every point is tried. If None, all seeds are used."""
 
 
 @dataclass(frozen=True)
 class Test:
-    """The task list of the verdicts."""
+    """Test tasks, on which the verdicts are based."""
 
     tasks: HeldOutTasks
     sampling: Sampling | None = None
-    """Decoding there; None: `evaluate.sampling` of the recipe."""
+    """Decoding on the test tasks. If None, `evaluate.sampling` of the recipe is used."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that a study needs to be repeated."""
+    """All settings that are needed to repeat a study."""
 
     name: str
-    """The study's folder under `output`."""
+    """Name of the study's folder under `output`."""
     recipe: str
-    """A recipe next to the study file, or the name of a recipe that comes with the package."""
+    """A recipe next to the study file, or the name of a recipe in the package."""
     methods: dict[str, Overlay]
-    """Name -> settings laid over the recipe, by dotted keys; null takes a section out. `base` and `sft`, which score
-    the model and stop after SFT, are added where they are missing. A method may have a `sweep` of its own."""
+    """Name of each method, with the recipe settings that it changes, by dotted key. The value null removes a section.
+    The methods `base` (only score the model) and `sft` (stop after SFT) are added if missing. A method may have its own
+    `sweep`."""
     test: Test
     seeds: list[Annotated[int, SEED]] = field(default_factory=lambda: [0])
     by_seed: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings that go with a seed: the first value with the first seed, and so on, from the beginning again where
-    there are fewer values than seeds."""
+    """Settings that change with the seed. The first seed gets the first value, and so on. If there are fewer values
+    than seeds, the values repeat."""
     environments: dict[str, Overlay] = field(default_factory=dict)
-    """Name -> settings laid over the recipe; empty: the recipe's own environment."""
+    """Name of each environment, with the recipe settings that it changes. If empty, the recipe's environment is
+    used."""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
-    """Key -> values tried, in every combination, for each method that has the key's section."""
+    """Values to try for each key, in every combination. A method without the key's section ignores the key."""
     tune: Tune | None = None
-    """None: nothing is swept."""
+    """Tuning tasks and seeds; None if nothing is swept."""
     baseline: str | None = None
-    """The method that the others are compared with; None: sft, or base if there is no training."""
+    """Method that all others are compared with. If None, it is `sft`, or `base` in a study without SFT."""
     primary: list[list[Side]] = field(default_factory=list)
-    """At most three comparisons that the study is made for, such as `[tlm-dre, sft]`. Holm's correction is over these
-    alone. A side may be several methods, `[[gigpo, hgpo], rloo]`: their mean is compared."""
+    """The main comparisons of the study, at most three, such as `[tlm-dre, sft]`. Holm's correction covers only these.
+    A side may be several methods, as in `[[gigpo, hgpo], rloo]`, whose mean is compared."""
     primary_after_results: bool = False
-    """Whether the primary comparisons were named when results were known already; the page then says so."""
+    """Whether the primary comparisons were chosen after results were known. The study's page reports this."""
     compare: list[list[Side]] = field(default_factory=list)
-    """Further comparisons, besides each method with the baseline; sides as in `primary`."""
+    """Further comparisons, besides each method with the baseline. Sides are written as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
-    """Cells that run at the same time; None: as many as there are cores for their training processes, or one if there
-    is a GPU."""
+    """Number of cells that run at the same time. If None, it is 1 on a GPU. On a CPU, each training process gets a
+    core."""
     output: str = "studies/results"
     share: list[str] = field(default_factory=list)
-    """Other studies under `output` whose finished stages are taken over where they would be made the same here."""
+    """Other studies under `output`. A stage that such a study has finished is copied if it is the same in this
+    study."""
     again: str | None = None
-    """The study whose policies are scored here; None: this one makes its own. No setting: `AgainFile` says it."""
+    """Study whose policies are scored here; None if this study trains its own. Only `AgainFile` sets this field."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -98,7 +101,7 @@ class Study:
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        """Yield faults of names, and settings that exclude each other."""
+        """Yield errors about names, and about settings that exclude each other."""
         yield from bad_names("name", [self.name])
         yield from bad_names("share", self.share)
         if self.name in self.share:
@@ -122,7 +125,7 @@ class Study:
             yield "sweep needs tasks to choose on; set tune.tasks, such as a dev split."
 
     def _faulty_pairs(self) -> Iterator[str]:
-        """Yield the faults of the comparisons, except wrong names of methods."""
+        """Yield errors about the comparisons, other than unknown methods."""
         for part, pairs in (("primary", self.primary), ("compare", self.compare)):
             for pair in pairs:
                 if len(pair) != 2 or _members(pair[0]) == _members(pair[1]):
@@ -141,7 +144,7 @@ class Study:
 
     @property
     def tuned_seeds(self) -> list[int]:
-        """Seeds that play the tuning tasks."""
+        """Seeds on which the tuning tasks are played."""
         if self.tune is None:
             return []
         return self.seeds if self.tune.seeds is None else self.tune.seeds
@@ -153,36 +156,36 @@ class Study:
 
 
 def side_name(side: Side) -> str:
-    """Return the name of one side of a comparison: a method, or the mean of several."""
+    """Return the name of one side of a comparison: a method, or the mean of several methods."""
     return side if isinstance(side, str) else f"mean of {', '.join(side)}"
 
 
 def _members(side: Side) -> frozenset[str]:
-    """Return methods of one side of a comparison, whose order changes no mean."""
+    """Return the methods on one side of a comparison, as a set."""
     return frozenset([side] if isinstance(side, str) else side)
 
 
 def bad_names(part: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names of studies that cannot name a folder."""
+    """Yield an error for each study name that cannot name a folder."""
     for name in names:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
             yield f"{part} must name a folder, got {name!r:.80}."
 
 
 def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[str, Any]]:
-    """Read a study file and its recipe, and apply `key=value` words to the study.
+    """Read a study file and its recipe, and apply `key=value` overrides to the study.
 
     Returns:
-        The study, and the recipe's mapping as it is written.
+        The study, and the recipe as written in its file.
     """
     return study_of(read_words(file, overrides), file.parent)
 
 
 def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a study file as a mapping, with `key=value` words applied.
+    """Return a study file as a mapping, with `key=value` overrides applied.
 
     Raises:
-        ConfigError: If it is none, or a word cannot be applied.
+        ConfigError: If the file is no mapping, or an override cannot be applied.
     """
     data = read_mapping(user_path(file, "study"), "study")
     apply_overrides(data, overrides)
@@ -191,11 +194,11 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]:
-    """Turn a study file's mapping into the study, and the mapping of its recipe as it is written.
+    """Convert the mapping of a study file to the study and its recipe, which stays as written.
 
     Args:
-        data: As `read_words` gives it.
-        beside: Folder in which the recipe is looked for first.
+        data: Mapping returned by `read_words`.
+        beside: Folder that is searched first for the recipe.
     """
     laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
     study = parse(Study, {**data, **laid_over})
@@ -204,7 +207,7 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
 
 
 def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
-    """Return the study with the methods that are always there, its baseline, and its environments by name."""
+    """Add the standard methods, the baseline, and the recipe's environment to a study that does not name them."""
     _check_one_recipe(study, recipe)
     usual = {"base": BASE} | ({"sft": SFT} if recipe.get("sft") is not None else {})
     methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
@@ -217,7 +220,7 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
 
 
 def _check_one_recipe(study: Study, recipe: Mapping[str, Any]) -> None:
-    """Reject a second recipe in `then`, unless every environment of the study takes it out."""
+    """Reject a recipe with a second recipe in `then`, unless every environment of the study removes it."""
     kept = [
         laid
         for laid in study.environments.values() or [{}]
@@ -230,7 +233,7 @@ def _check_one_recipe(study: Study, recipe: Mapping[str, Any]) -> None:
 
 
 def _check_pairs(study: Study, methods: Collection[str], baseline: str) -> None:
-    """Reject a comparison with an unknown method, a comparison that is made anyhow, and a baseline that comes first."""
+    """Reject comparisons with unknown methods, superfluous comparisons, and a baseline on the first side."""
     for part, pairs in (("primary", study.primary), ("compare", study.compare)):
         for one, other in pairs:
             for side in (one, other):

@@ -1,6 +1,6 @@
-"""Stages that several cells of a study share: one cell runs each, and the others copy it.
+"""Find the stages that cells of a study share. One cell runs a shared stage, and the others copy its files.
 
-What runs of other studies have finished is taken over too.
+Finished stages of other studies are copied too.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from perturn.study.settings import Study
 
 @dataclass(frozen=True)
 class Source:
-    """A run that makes a stage too."""
+    """A run with the same stage."""
 
     folder: Path
     alike: tuple[str, ...]
-    """Stages it needs that are the same in both runs."""
+    """Stages needed by the shared stage that are the same in both runs."""
 
 
 Sources = dict[str, list[Source]]
-"""Stages, each with the other runs that make the same."""
+"""Names of stages, each with the other runs that have the same stage."""
 
 
 def identities(recipe: Recipe) -> dict[str, str]:
-    """Return a digest for each stage, of its name and of all settings that it and the stages before it read.
+    """Return a digest of each stage: of its name, and of all settings that affect it or a stage before it.
 
-    Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages without
-    settings to read are left out.
+    Stages with equal digests write equal files, apart from effects of timing. Stages that read no settings are left
+    out.
     """
     counted = counted_settings(recipe)
     found = {}
@@ -56,10 +56,10 @@ def identities(recipe: Recipe) -> dict[str, str]:
 
 
 def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
-    """Return settings that may name something else than when a run was made.
+    """Return the settings whose files, data or models may have changed since a run was made.
 
-    They are the inputs that have changed. Where an earlier version recorded none, they are all data and models of the
-    user's; what an environment reads counts as unchanged then.
+    If the run recorded its inputs, these are the inputs that have changed. Runs of earlier versions recorded none. Then
+    all local data and models may have changed, except files that the environment reads.
     """
     recorded = (read_manifest(folder) or {}).get("inputs")
     if recorded is not None:
@@ -73,7 +73,7 @@ def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
 
 
 class Sharing:
-    """Stages that the cells of a study share, and the finished ones among them."""
+    """Registry of the stages that cells share, and of the stages that are finished."""
 
     def __init__(self) -> None:
         self._identities: dict[Path, dict[str, str]] = {}
@@ -82,9 +82,9 @@ class Sharing:
         self._lent: set[str] = set()
 
     def lend(self, folder: Path, recipe: Recipe) -> None:
-        """Note the stages that a run of another study has finished; unfinished ones are not waited for.
+        """Register the finished stages of a run of another study. Its unfinished stages are ignored.
 
-        Stages are left out if an input has changed since, or may have changed.
+        A stage is left out if one of its inputs has changed or may have changed.
         """
         self._identities[folder] = theirs = identities(recipe)
         files = unsure_inputs(folder, recipe)
@@ -96,7 +96,7 @@ class Sharing:
             self._lent.add(identity)
 
     def add(self, cell: Cell) -> None:
-        """Take a cell into account."""
+        """Register the stages of a cell."""
         if cell.folder in self._identities:
             return
         self._identities[cell.folder] = own = identities(cell.recipe)
@@ -105,19 +105,20 @@ class Sharing:
         self.look(cell)
 
     def look(self, cell: Cell) -> None:
-        """See which stages the run of a cell has finished by now."""
+        """Register the stages that the run of a cell has finished by now."""
         own = self._identities[cell.folder]
         self._done.update(own[name] for name in done_stages(cell.folder) if name in own)
 
     def to_make(self, cell: Cell) -> set[str]:
-        """Return identities of a cell's stages that no run has finished."""
+        """Return the digests of a cell's stages that no run has finished."""
         return set(self._identities[cell.folder].values()) - self._done
 
     def counts(self, cells: Collection[Cell]) -> tuple[int, int, int]:
-        """Return stages of all runs; the distinct ones among them, which other studies have or this study makes.
+        """Count the stages of all cells, the distinct stages to run, and the stages copied from other studies.
 
         Returns:
-            How many there are, how many are made, and how many other studies have.
+            Number of stages of all cells, number of distinct stages that this study runs, and number of distinct stages
+            that are copied from other studies.
         """
         own = [self._identities[cell.folder] for cell in cells]
         different = {identity for each in own for identity in each.values()}
@@ -125,7 +126,7 @@ class Sharing:
         return total, total - sum(map(len, own)) + len(different) - lent, lent
 
     def sources(self, cell: Cell) -> Sources:
-        """Return the other runs that make a cell's stages."""
+        """Return the other runs that have stages in common with a cell, by stage."""
         own, found = self._identities[cell.folder], {}
         for stage in stages(cell.recipe):
             others = [
@@ -140,20 +141,20 @@ class Sharing:
 
 
 def done_stages(folder: Path) -> set[str]:
-    """Return the stages that a run has finished; none where there is no run."""
+    """Return the names of the finished stages of a run; empty if the run does not exist."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     return {name for name, note in (manifest or {"stages": {}})["stages"].items() if note.get("done")}
 
 
 def held_stages(folder: Path) -> set[str]:
-    """Return the stages that a run has finished and whose files are there, every one."""
+    """Return the names of the finished stages of a run whose files all exist."""
     files = (read_manifest(folder) or {}).get("files", {})
     gone = {one["stage"] for file, one in files.items() if not (folder / file).is_file()}
     return done_stages(folder) & {one["stage"] for one in files.values()} - gone
 
 
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:
-    """Take a stage over from the first run that has finished it; whether one has."""
+    """Copy a stage from the first run that has finished it. Return whether such a run was found."""
     return any(run.take_over(stage.name, each.folder, each.alike) for each in sources.get(stage.name, ()))
 
 
@@ -161,12 +162,12 @@ _log = logging.getLogger(__name__)
 
 
 def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
-    """Yield runs of the studies that a study shares with, with their recipes.
+    """Yield the runs of the studies named in `share`, each with its recipe.
 
     A run whose recipe this version cannot read is left out, and a warning names it.
 
     Raises:
-        ConfigError: If one of these studies is not there.
+        ConfigError: If one of these studies does not exist.
     """
     for name in study.share:
         for folder in _runs(study, name):
@@ -183,7 +184,7 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
 
 
 def _runs(study: Study, name: str) -> list[Path]:
-    """Return the folders of the runs of another study; none where its results alone are left."""
+    """Return the folders of the runs of another study; empty if only the results of that study are left."""
     other = study.folder.parent / name
     if (other / "cells.json").is_file() and not (other / "runs").is_dir():
         _log.warning("share: the runs of study %s are gone, so nothing is taken over from it", name)

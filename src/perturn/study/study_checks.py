@@ -1,4 +1,4 @@
-"""Mistakes of a study that can be found before any work."""
+"""Check a study for mistakes before it does any work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from perturn.types import Environment, PreferencePair
 
 
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
-    """Check the recipe of each cell as `perturn run` would, and that no task for tuning or testing is trained on.
+    """Check the recipe of each cell as `perturn run` would, and check that no tuning or test task is trained on.
 
-    Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
+    Cells may differ only in their seeds and swept settings. The environment and the model are then opened for only one
+    cell.
 
     Args:
         study: The study.
-        cells: All that may be worked on.
-        trains_here: Whether they are done on this machine, and not on the nodes of a cluster.
+        cells: All cells that may have to be run.
+        trains_here: Whether the cells run on this machine, and not on the nodes of a cluster.
     """
     check_parquet()
     methods, panels = set(), set()
@@ -56,14 +57,14 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
 
 
 def _maker(cell: Cell) -> Maker | None:
-    """Return the run of a cell that makes the scored policy; None if it scores an untrained model."""
+    """Return the run of a cell that trains the scored policy; None if the cell scores an untrained model."""
     if cell.policy == "base" and cell.recipe.base is None:
         return None
     return Maker(cell.folder, cell.recipe, cell.policy)
 
 
 def _panels(recipe: Recipe) -> str:
-    """Return all that decides which tasks the stages of a recipe see."""
+    """Return a key of all settings that decide which tasks the stages of a recipe play."""
     sections = (recipe.base, recipe.sft, recipe.explore)
     tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
     made = [each is not None for each in (*sections, recipe.expert, recipe.evaluate)]
@@ -71,7 +72,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Reject a task list for tuning or testing if a stage of the cell's run would train on one of its tasks."""
+    """Reject tuning or test tasks that a stage of the cell's run would train on."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
@@ -85,7 +86,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
 
 
 def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
-    """Reject a task list that shares a task with others."""
+    """Reject a task list that shares a task with other task lists."""
     must_not = (
         "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
     )
@@ -99,7 +100,7 @@ def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -
 
 
 def _ids_in(file: str, key: str) -> set[str]:
-    """Return ids of the tasks of a file of the user's; rows of TRL's have none but a number."""
+    """Return the task ids in a file of the user's. The id of a row in TRL's format is its number."""
     found = set()
     for row in read_rows(user_path(file, key)):
         sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
@@ -108,6 +109,6 @@ def _ids_in(file: str, key: str) -> set[str]:
 
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
-    """Return ids of the tasks of a task list."""
+    """Return the ids of the tasks in a task list."""
     with within(f"{where}: "):
         return {task.id for task in choose_tasks(env, panel)}

@@ -1,4 +1,4 @@
-"""A study under way, in the terminal: cells by method, those running with their stage, errors, time left."""
+"""Show a running study in the terminal: its cells by method, running cells and their stages, errors, and time left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATES = ("done", "failed", "to do")
 
 
 class Screen:
-    """Shows the progress of a conductor: a live table in a terminal; elsewhere lines as cells end and time passes."""
+    """Progress of a study: a live table in a terminal, and lines of text elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
@@ -46,7 +46,7 @@ class Screen:
             yield
 
     def tell(self, conductor: Conductor) -> None:
-        """Show how things are."""
+        """Show the current progress."""
         board = conductor.board
         for cell, panel in board.cells():
             state = board.state(cell, panel)
@@ -64,7 +64,7 @@ class Screen:
             self._say_running(conductor)
 
     def _say_running(self, conductor: Conductor) -> None:
-        """Print in a line which cells are running, and the time left."""
+        """Print one line with the running cells and the time left."""
         self._said = time.monotonic()
         working = ", ".join(
             f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()
@@ -92,11 +92,11 @@ def _picture(conductor: Conductor) -> RenderableType:
 
 
 def _stage(cell: Cell) -> str:
-    """Return the stage that a cell's run, or its score, is at."""
+    """Return the current stage of a cell's run or of its score."""
     for folder in (cell.scored, cell.folder):
         try:
             noted = read_note(RunPaths(folder).progress, Progress)
-        except RunError:  # it is being written
+        except RunError:  # the manifest is being written
             noted = None
         if noted and "ended" not in noted:
             return noted["stage"] if folder == cell.folder else "test"
@@ -104,7 +104,7 @@ def _stage(cell: Cell) -> str:
 
 
 def seconds_left(conductor: Conductor) -> float | None:
-    """Return the time left, from the mean time of finished cells; None before the first is finished."""
+    """Return the expected time left in seconds, from the mean time of finished cells; None before the first."""
     board, spent = conductor.board, conductor.spent
     left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
     left[True] += board.unknown
@@ -117,7 +117,7 @@ def seconds_left(conductor: Conductor) -> float | None:
 
 
 def cells_table(board: Board) -> Table:
-    """Return cells of each environment and method by state, and the point that was chosen."""
+    """Return a table of the cells of each environment and method by state, with the chosen point."""
     counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
     for cell, panel in board.cells():
         counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
@@ -131,7 +131,7 @@ def cells_table(board: Board) -> Table:
 
 
 def summary_line(board: Board) -> str:
-    """Return how many runs there are, how much of their work is shared, and the errors, if there are any."""
+    """Return a line with the number of runs, the share of work that is copied, and the errors."""
     kept = [board.kept.row(cell, panel) is not None for cell, panel in board.cells()]
     runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
     stages, made, lent = board.sharing.counts(runs.values())
@@ -150,7 +150,7 @@ def summary_line(board: Board) -> str:
 
 
 def _numbers(count: Counter[str]) -> list[str]:
-    """Return cells that are done of all, for each task list, and those that failed."""
+    """Return the finished and total numbers of cells for each task list, and the number of failed cells."""
     done = [
         f"{count[f'{panel} done']}/{sum(count[f'{panel} {state}'] for state in _STATES)}"
         for panel in ("tune", "test")

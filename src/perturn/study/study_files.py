@@ -1,4 +1,4 @@
-"""The files of a study that verdicts are made from."""
+"""Write the files of a study from which its verdicts are computed."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ _NO_POINT = "no point of its sweep was finished on every tuning seed; the rows o
 
 @dataclass(frozen=True)
 class Files:
-    """Paths in a study's folder."""
+    """Paths of the files in a study's folder."""
 
     folder: Path
 
     @property
     def study(self) -> Path:
-        """The study as read from its file, with its defaults."""
+        """File of the study's settings, including defaults."""
         return self.folder / "study.yaml"
 
     @property
     def cells(self) -> Path:
-        """A row per cell."""
+        """File with a row for each cell."""
         return self.folder / "cells.json"
 
     @property
     def episodes(self) -> Path:
-        """A row per episode."""
+        """File with a row for each episode."""
         return self.folder / EPISODES
 
     @property
     def protocols(self) -> Path:
-        """Conditions of the scores on the test tasks, by environment and method."""
+        """File with the conditions of the scores on the test tasks, by environment and method."""
         return self.folder / PROTOCOLS
 
     @property
     def logs(self) -> Path:
-        """Folder of all that cells have printed."""
+        """Folder of the output of the cells."""
         return self.folder / "logs"
 
     def log(self, cell: Cell) -> Path:
-        """Return all that a cell has printed."""
+        """Return the file with the output of a cell."""
         return self.logs / f"{cell.recipe.name}.log"
 
 
 def write_results(files: Files, board: Board) -> None:
-    """Write `cells.json`, `episodes.parquet` and `protocols.json`, of all cells that are known by now."""
+    """Write `cells.json`, `episodes.parquet` and `protocols.json` for all cells that are known by now."""
     cells = list(board.cells())
     own = [_cell_row(board, cell, panel) for cell, panel in cells]
     failed = [
         row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
     ]
     rows = [*own, *failed]
-    # First, so that cells.json names no cell as done whose episodes are not there.
+    # Episodes are written first, so that `cells.json` marks no cell as done without its episodes.
     write_episodes(
         files.episodes,
         (
@@ -93,7 +93,7 @@ def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
 
 
 def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a method without a point to test."""
+    """Yield rows for a method whose tuning failed, so that it has no point to test."""
     for seed in board.plan.study.seeds:
         yield {
             **_key(*method, {}, seed, "test"),
@@ -109,12 +109,12 @@ def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -
 
 
 def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a finished cell in `episodes.parquet`, as they were where its runs are gone."""
+    """Yield a finished cell's rows of `episodes.parquet`, from its runs or from the recorded rows."""
     return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
 
 
 def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a finished cell in `episodes.parquet`."""
+    """Yield a finished cell's rows of `episodes.parquet`, read from its runs."""
     for one in outcomes(cell, panel):
         key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
             "point": point_text(cell.point)

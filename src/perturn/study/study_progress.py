@@ -1,4 +1,4 @@
-"""Progress of a study's cells, and the points that were chosen by now."""
+"""Track the progress of a study's cells, and the points that have been chosen."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from perturn.study.rescore import Again
 from perturn.study.stage_sharing import Sharing, lent_runs
 
 Method = tuple[str, str]
-"""An environment and a method."""
+"""Names of an environment and a method."""
 
 
 class Board:
-    """The cells of a study and how far each is."""
+    """The cells of a study and their states."""
 
     def __init__(self, plan: Plan | Again) -> None:
-        """Read which cells are done already."""
+        """Read which cells are already done."""
         self.plan = plan
         self.kept = Kept(plan.study.folder)
-        """Results of cells whose runs are gone."""
+        """Recorded results of cells whose runs are gone."""
         self.sharing = Sharing()
         for folder, recipe in lent_runs(plan.study):
             self.sharing.lend(folder, recipe)
         self.errors: dict[Path, str] = {}
-        """Why the run of a cell, or its score, failed."""
+        """Errors of failed runs and scores, by the folder of the cell's run."""
         self.chosen: dict[Method, Point | None] = {}
-        """The point of each method whose tuning has ended; None: no point was finished."""
+        """Chosen point of each method whose tuning has ended; None if no point was finished on every seed."""
         self.tuning = list(plan.tuning())
         self._testing: dict[Method, list[Cell]] = {}
         self._done: set[tuple[Path, Panel]] = set()
@@ -43,7 +43,7 @@ class Board:
         self._look(cell)
 
     def _look(self, cell: Cell) -> None:
-        """See for which task lists a cell is done, by its runs or by the rows that are left of them."""
+        """Check for which task lists a cell is done, by its runs or by its recorded rows."""
         for panel in PANELS:
             if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
                 self._done.add((cell.folder, panel))
@@ -51,19 +51,19 @@ class Board:
                 self._done.discard((cell.folder, panel))
 
     def cells(self) -> Iterator[tuple[Cell, Panel]]:
-        """Yield all that is known to be wanted, with the task list it is wanted for."""
+        """Yield all cells that are known by now, each with the task list on which it is scored."""
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
 
     def state(self, cell: Cell, panel: Panel) -> str:
-        """Return how far a cell is: done, failed or to do."""
+        """Return the state of a cell on a task list: `done`, `failed` or `to do`."""
         if (cell.folder, panel) in self._done:
             return "done"
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
-        """Return cells to run, by folder, and whether each will be scored on the test tasks too."""
+        """Return the cells to run, by folder, and whether each is also scored on the test tasks."""
         found: dict[Path, tuple[Cell, bool]] = {}
         for cell, panel in self.cells():
             if self.state(cell, panel) == "to do":
@@ -71,28 +71,28 @@ class Board:
         return found
 
     def possible(self) -> Iterator[Cell]:
-        """Yield cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
+        """Yield the cells that may have to be run. A method that is still tuned counts with every point and seed."""
         found = {folder: cell for folder, (cell, _) in self.to_do().items()}
         found |= {cell.folder: cell for cell in self._untested() if cell.folder not in found}
         yield from found.values()
 
     def _untested(self) -> Iterator[Cell]:
-        """Yield cells of every point on every seed, of methods that are still tuned."""
+        """Yield the cells of every point and seed, for methods that are still tuned."""
         for method, points in self.plan.points.items():
             if method not in self.chosen:
                 yield from (cell for point in points for cell in self.plan.testing(*method, point))
 
     @property
     def unknown(self) -> int:
-        """Cells of the test tasks of methods whose point is not chosen yet."""
+        """Number of test cells of methods whose point is not chosen yet."""
         return (len(self.plan.points) - len(self.chosen)) * len(self.plan.study.seeds)
 
     def scores_alone(self, cell: Cell) -> bool:
-        """Return whether a cell's run is done, so that its score on the test tasks is all that is left."""
+        """Return whether a cell's run is done, so that only its score on the test tasks is missing."""
         return (cell.folder, "tune") in self._done
 
     def ended(self, cell: Cell, error: str | None) -> None:
-        """Note that a worker has ended."""
+        """Record that the worker of a cell has ended."""
         self.sharing.look(cell)
         self._look(cell)
         if error is not None:
@@ -100,7 +100,7 @@ class Board:
         self.choose()
 
     def choose(self) -> None:
-        """Choose the point of every method all whose tuning cells have ended."""
+        """Choose the point of every method whose tuning cells have all ended."""
         for method, points in self.plan.points.items():
             if method in self.chosen:
                 continue
@@ -117,12 +117,12 @@ class Board:
                 self._enter(cell)
 
     def _scores(self, points: list[Point], cells: list[Cell]) -> Iterator[tuple[Point, list[Outcome]]]:
-        """Yield episodes of each point that was finished on every seed."""
+        """Yield the points that are finished on every seed, each with its episodes."""
         for point in points:
             its = [cell for cell in cells if cell.point == point]
             if all(self.state(cell, "tune") == "done" for cell in its):
                 yield point, [one for cell in its for one in self._outcomes(cell)]
 
     def _outcomes(self, cell: Cell) -> list[Outcome]:
-        """Return episodes of a cell on the tuning tasks."""
+        """Return the episodes of a cell on the tuning tasks."""
         return self.kept.outcomes(cell, "tune") or outcomes(cell, "tune")

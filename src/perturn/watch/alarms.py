@@ -1,4 +1,4 @@
-"""Signs that a run goes wrong: each rule once, as a sentence and as a check of plain numbers."""
+"""Alarms for runs that go wrong. Each rule has a sentence and a check of plain numbers."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 EPISODES = 20
-"""Episodes at an end of a series that are compared."""
+"""Number of episodes that are compared at each end of a series."""
 ITERATIONS = 3
-"""Iterations at an end of a run that are compared."""
+"""Number of iterations that are compared at each end of a run."""
 _REMEDY = "explore harder or easier tasks, or take a higher temperature."
 STEPS = 10
-"""Optimizer steps at the end of a series that are looked at."""
+"""Number of last optimizer steps that a rule reads."""
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """The numbers that the rules read."""
+    """Numbers that the rules read."""
 
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Score of each evaluated episode, by policy, in the order of training."""
     surprise: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Mean negative log-probability of the sampled tokens of each episode, in nats a token, by file; sampled at
+    """Mean negative log-probability of the sampled tokens of each episode, in nats per token, by file. At sampling
     temperature 1 it estimates the policy's entropy."""
     metrics: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
-    """Training metrics of each stage, a row per step."""
+    """Training metrics of each stage, one row for each step."""
     groups: Sequence[Sequence[float]] = ()
     """Scores of the samples of each task that was explored more than once."""
     without_spread: tuple[int, int] | None = None
-    """Groups in which the newest credit is 0 at every turn, and all groups; None: no credit weighs groups."""
+    """Two numbers of groups: with a newest credit of 0 at every turn, and in total. It is None if no credit uses
+    groups."""
     success: Sequence[float] = ()
     """Success rate of the explored episodes of each iteration."""
     failed: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     """Whether each episode failed, by file."""
     max_log_ratio: float = 20.0
-    """Where the loss clamps log-ratios, in nats."""
+    """Absolute value at which the loss clamps log-ratios, in nats."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One alarm."""
+    """Rule of one alarm."""
 
     name: str
     says: str
-    """When it is raised, in words."""
+    """Description of when the alarm is raised."""
     check: Callable[[Vitals], Iterator[str]]
-    """Faults, a sentence each; none if all is well."""
+    """Yield a sentence for each fault; nothing if all is well."""
 
 
 def _success(vitals: Vitals) -> Iterator[str]:
@@ -108,7 +109,7 @@ def _clipped(vitals: Vitals) -> Iterator[str]:
 
 
 def _shares_above(vitals: Vitals, key: str, most: float) -> Iterator[tuple[str, float]]:
-    """Yield stages whose mean share over their last steps is larger, and that share."""
+    """Yield the stages whose mean share over their last steps is above a limit, with that share."""
     for stage in vitals.metrics:
         found = _series(vitals, stage, key)[-STEPS:]
         if found and fmean(found) > most:
@@ -188,12 +189,12 @@ RULES = (
 
 @dataclass(frozen=True)
 class Alarm:
-    """A rule that holds."""
+    """An alarm that is raised."""
 
     rule: str
     message: str
 
 
 def alarms(vitals: Vitals) -> list[Alarm]:
-    """Return all alarms that are on."""
+    """Return all alarms that are raised."""
     return [Alarm(rule.name, message) for rule in RULES for message in rule.check(vitals)]

@@ -1,4 +1,4 @@
-"""The iterations of a run as it goes, read piece by piece from files that grow."""
+"""Read the iterations of a running run, incrementally from files that grow."""
 
 from __future__ import annotations
 
@@ -17,47 +17,49 @@ from perturn.io.read_input import lines_of, parse_object
 from perturn.stats import cluster_interval
 
 LAST = 6
-"""Iterations at the end of a run whose episodes are read; for earlier iterations the manifest is enough."""
+"""Number of last iterations whose episodes are read. For earlier iterations the manifest is enough."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration whose exploration is done; None where a number is not known yet, or not read."""
+    """An iteration that has finished its exploration. A number that is unknown or was not read is None."""
 
     number: int
     success_rate: float | None
-    """Of its explored episodes that are over."""
+    """Success rate of the finished explored episodes."""
     success_interval: tuple[float, float] | None = None
-    """95 % interval of the success rate, clustered by task; of the last iterations alone."""
+    """95 % interval of the success rate, clustered by task; read only for the last iterations."""
     mean_score: float | None = None
-    """Mean total reward of its explored episodes that are over; of the last iterations alone."""
+    """Mean total reward of the finished explored episodes; read only for the last iterations."""
     entropy: float | None = None
-    """Of the policy at the tokens it trained on, in nats; where it is not logged, estimated by the sampled tokens."""
+    """Entropy of the policy at the tokens it was trained on, in nats. If it is not logged, it is estimated from the
+    sampled tokens."""
     kl: float | None = None
-    """k3 of the policy to the reference over its turns, in nats a token."""
+    """k3 estimate of the KL divergence from the reference over the policy's turns, in nats per token."""
     clip_share: float | None = None
-    """Tokens whose gradient the clip took away."""
+    """Share of tokens whose gradient was removed by clipping."""
     asked: int | None = None
-    """Episodes, memberships or nodes that were asked for."""
+    """Requested number of units."""
     unit: str = "episodes"
-    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as in `ledger_of`."""
+    """Name of the units that are counted: `episodes`, `memberships`, or `nodes` if pairs share their first turns; see
+    `ledger_of`."""
     bins: Mapping[str, int] = field(default_factory=dict)
-    """How many of these ended in each bin."""
+    """Number of units in each bin."""
     without_spread: tuple[int, int] | None = None
-    """Groups in which the credit is 0 at every turn, and all groups."""
+    """Number of groups in which the credit is 0 at every turn, and number of all groups."""
     seconds: float = 0.0
-    """Of its stages."""
+    """Time spent in the stages of the iteration, in seconds."""
 
 
 def look_at_iterations(
     paths: RunPaths, stages: Mapping[str, Any], rows_of: Callable[[Path], Sequence[Any]]
 ) -> list[Iteration]:
-    """Return all iterations whose exploration is done, in order; none where the loop is done once.
+    """Return the iterations that have finished their exploration, in order; empty for a recipe without iterations.
 
     Args:
-        paths: Of the run.
-        stages: As the manifest has them.
-        rows_of: Reads a file of episodes or metrics.
+        paths: Paths of the run.
+        stages: Stages in the manifest.
+        rows_of: Function that reads a file of episodes or metrics.
     """
     marks = [mark for mark in paths.marks if mark and is_done(stages, f"explore{mark}")]
     return [_look(paths, mark, stages, rows_of, mark in marks[-LAST:]) for mark in marks]
@@ -118,10 +120,10 @@ T = TypeVar("T")
 
 
 def parse_metrics(raw: bytes, where: str) -> dict[str, float]:
-    """Return the numbers of a line of metrics; those that are not finite too, which an alarm looks for.
+    """Return the numbers in a line of metrics, including NaN and infinities, which an alarm looks for.
 
     Raises:
-        RunError: If it is no JSON object.
+        RunError: If the line is no JSON object.
     """
     row = parse_object(raw, where, RunError, REMEDY)
     return {
@@ -141,7 +143,7 @@ class Tail(Generic[T]):
         self.rows: list[T] = []
 
     def look(self) -> list[T]:
-        """Return all rows there are now.
+        """Return all rows that are in the file now.
 
         Raises:
             RunError: If a complete line is malformed.

@@ -1,4 +1,4 @@
-"""State of a run at one moment, read from its folder."""
+"""Read the current state of a run from its folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perturn.watch.alarms import Alarm, Vitals, alarms
 from perturn.watch.iteration_view import Iteration, Tail, is_done, look_at_iterations, parse_metrics
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
-"""Without a sign of life for so long, a process on another machine counts as dead."""
+"""Time without a sign of life, in seconds, after which a process on another machine counts as dead."""
 _SHOWN = (
     "loss",
     "rewards/margins",
@@ -40,21 +40,21 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the run."""
+    """One stage of a run."""
 
     name: str
     state: str
-    """done, running, waiting, died, failed or stopped."""
+    """`done`, `running`, `waiting`, `died`, `failed` or `stopped`."""
     done: int | None = None
-    """Items finished: episodes or optimizer steps."""
+    """Number of finished items, which are episodes or optimizer steps."""
     total: int | None = None
     unit: str = ""
     rate: float | None = None
-    """Items a second in the running call."""
+    """Items per second in the running call."""
     seconds: float | None = None
-    """Time spent, interrupted calls included."""
+    """Time spent in seconds, including interrupted calls."""
     left: float | None = None
-    """Seconds until it ends, at this rate."""
+    """Expected time left in seconds, at the current rate."""
     memory_gb: float | None = None
 
 
@@ -68,35 +68,36 @@ class Score:
     success_rate: float
     failed: int
     drawn: int | None = None
-    """Episodes played, where the best of several of each task is scored; these are counted above."""
+    """Number of played episodes for a best-of-n score, which counts only the best of them; else None."""
     asked: int | None = None
-    """Number of episodes that the evaluation should have."""
+    """Requested number of episodes of the evaluation."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A run at one moment."""
+    """State of a run at one moment."""
 
     run: str
     state: str
-    """running, finished, died, failed, stopped, or idle: some stages are done, and no process works on the run."""
+    """`running`, `finished`, `died`, `failed`, `stopped` or `idle`. An idle run has finished stages, and no process
+    runs it."""
     says: str
-    """The state in a sentence, with the remedy."""
+    """Description of the state, with the remedy."""
     stages: list[Stage]
     scores: list[Score]
     metrics: dict[str, dict[str, float]]
-    """The last entry of each training stage, its most telling numbers."""
+    """Most informative numbers in the last metrics entry of each training stage."""
     alarms: list[Alarm]
     iterations: list[Iteration] = field(default_factory=list)
-    """Iterations whose exploration is done; none where the loop is done once."""
+    """Iterations that have finished their exploration; empty for a recipe without iterations."""
     planned: int = 1
-    """Iterations of the recipe."""
+    """Number of iterations in the recipe."""
     silent: float | None = None
-    """Seconds since the last sign of life, where somebody should be working."""
+    """Time since the last sign of life in seconds, while a process should be running."""
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing asks for somebody to look."""
+        """Whether nothing in the state needs attention."""
         return self.state not in ("died", "failed") and not self.alarms
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,13 +106,13 @@ class State:
 
 
 class Watcher:
-    """Looks at a run folder repeatedly; parts that were read before are not read again."""
+    """Repeated reader of a run folder. Each look reads only the added lines."""
 
     def __init__(self, folder: Path) -> None:
         """Open a run.
 
         Raises:
-            RunError: If there is none.
+            RunError: If the folder holds no run.
         """
         self._paths = begun(folder)
         recipe = self._paths.recipe
@@ -156,10 +157,10 @@ class Watcher:
         )
 
     def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
-        """Return the iterations whose exploration is done, from `look_at_iterations`.
+        """Return the iterations that have finished their exploration, from `look_at_iterations`.
 
         Args:
-            done: Stages from the manifest.
+            done: Stages in the manifest.
         """
         return look_at_iterations(self._paths, done, self._rows)
 
@@ -182,7 +183,7 @@ class Watcher:
             return 0.0
 
     def _holder(self) -> tuple[int, bool] | None:
-        """Return the process that took the folder and has not left it, and whether it lives; None if there is none."""
+        """Return the id of the process that holds the run folder, and whether it lives; None without a holder."""
         holder = read_note(self._paths.holder, Holder)
         if holder is None:
             return None
@@ -191,7 +192,7 @@ class Watcher:
         return holder["pid"], _lives(holder["pid"], lambda began: began <= holder["since"] + 1.0)
 
     def _current(self, progress: Mapping[str, Any]) -> Stage:
-        """Return the stage that ran last, as its own process tells it."""
+        """Return the stage that ran last, from the progress that its process wrote."""
         ended = progress.get("ended")
         state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
         total, since = progress.get("total"), progress.get("counting_since")
@@ -200,7 +201,7 @@ class Watcher:
         if state == "running" and since and done is not None:
             rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
             left = (total - done) / rate if rate and total is not None else None
-        if state == "running" and "seconds_left" in progress:  # measured in turns or tokens by the run itself
+        if state == "running" and "seconds_left" in progress:  # measured by the run, in turns or tokens
             left = max(0.0, progress["seconds_left"] - (time.time() - progress.get("measured", 0.0)))
         spent = time.time() - progress["began"] if state == "running" else None
         return Stage(
@@ -208,7 +209,7 @@ class Watcher:
         )
 
     def _rows(self, file: Path) -> list[Any]:
-        """Return the current content of a file: metrics, or the numbers of episodes."""
+        """Return the current rows of a file of metrics or episodes."""
         logged = file.parent == self._paths.metrics("").parent
         tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
         return self._tails.setdefault(file, tail).look()
@@ -226,7 +227,7 @@ class Watcher:
             self._rows(self._paths.trajectories(name)) for name in ("expert", f"explore{newest}")
         )
         groups: dict[str, list[float]] = defaultdict(list)
-        if not newest or is_done(done, f"explore{newest}"):  # the first samples to end are alike
+        if not newest or is_done(done, f"explore{newest}"):  # the first samples to end are similar
             for one in explored:
                 if not (one.failed or one.unfinished):
                     groups[one.task].append(one.score)
@@ -249,7 +250,7 @@ class Watcher:
         )
 
     def _number(self, default: float, *keys: str) -> float:
-        """Return a number of the recipe; the default where it has none."""
+        """Return a number from the recipe, or the default if the recipe lacks it."""
         value: Any = self._recipe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -257,12 +258,12 @@ class Watcher:
 
 
 def _whole(value: float) -> int:
-    """Return a number of iterations; 1 where a recorded recipe has no such number."""
+    """Return a number of iterations as an integer; 1 if the number is not finite."""
     return int(value) if math.isfinite(value) else 1
 
 
 def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
-    """Return stages in the manifest, the running one, and those that the running call will still do."""
+    """Return the stages in the manifest, the running stage, and the stages that the running call has planned."""
     found = {name: _recorded(name, entry) for name, entry in done.items()}
     if now is not None and now.state != "done":
         before = found.pop(now.name, None)
@@ -274,7 +275,7 @@ def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | N
 
 
 def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
-    """Return a stage from its entry in the manifest."""
+    """Convert the entry of a stage in the manifest."""
     counts = entry.get("counts") or {}
     found = counts.get("drawn_episodes", counts.get("episodes"))
     items = found if isinstance(found, int) else None
@@ -296,7 +297,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """Return the run's state, and its meaning."""
+    """Return the run's state and its description."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")
@@ -320,9 +321,9 @@ def _verdict(
 
 
 def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
-    """Return whether that very process runs: a process id is used again, its start is not.
+    """Return whether the recorded process still runs. The start time rules out another process with the same id.
 
-    Of another machine nothing is known but how long it has shown no sign of life.
+    A process on another machine counts as running if its last sign of life is recent.
     """
     if progress.get("host") != platform.node():
         return silence < _SILENT_SECONDS
@@ -331,7 +332,7 @@ def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
 
 
 def _lives(pid: Any, is_it: Callable[[float], bool]) -> bool:
-    """Return whether a process of this machine runs, and began at the given time, so that it is not a later one."""
+    """Return whether a local process runs and started at the recorded time. A later process may have the same id."""
     try:
         process = psutil.Process(int(pid))
         alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""The state of a run in the terminal."""
+"""Show the state of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _COLOURS = {
 
 
 _TRAINED = ("trained", "kept")
-"""Bins of episodes that are trained."""
+"""Bins of episodes that are trained on."""
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 40
-"""Iterations of the line of bars, at most."""
+"""Maximum number of last iterations in the sparkline."""
 _SCORES = 4
-"""Scores shown besides the first two policies, at most: the last ones."""
+"""Maximum number of last scores that are shown besides the first two policies."""
 
 
 def watch_live(watcher: Watcher, console: Console, every: float) -> State:
-    """Show a run until it ends or the user has seen enough.
+    """Show a run until it ends or the user stops watching.
 
     Returns:
-        What was seen last.
+        The last state that was shown.
     """
     state = watcher.look()
     with Live(render(state), console=console, auto_refresh=False) as live:
@@ -51,13 +51,13 @@ def watch_live(watcher: Watcher, console: Console, every: float) -> State:
                 time.sleep(every)
                 state = watcher.look()
                 live.update(render(state), refresh=True)
-        except KeyboardInterrupt:  # the run goes on
+        except KeyboardInterrupt:  # the run itself continues
             pass
     return state
 
 
 def render(state: State) -> RenderableType:
-    """Return stages, scores, the last metrics, alarms."""
+    """Return the state as a display of stages, scores, last metrics and alarms."""
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
         head.append(f"  (no progress written for {duration(state.silent)})", style="yellow")
@@ -91,7 +91,7 @@ def _stages(stages: list[Stage]) -> Table:
 
 
 def _shown(state: State) -> list[Stage]:
-    """Return stages that the table lists: in a loop, the stages of the running iteration, or of the last."""
+    """Return the stages to list. With several iterations, these are the stages of the running or last iteration."""
     if state.planned == 1:
         return state.stages
     numbers = {stage.name: iteration_of(stage.name) for stage in state.stages}
@@ -101,7 +101,7 @@ def _shown(state: State) -> list[Stage]:
 
 
 def _iterations(state: State) -> list[RenderableType]:
-    """Return the iteration at work, success of all, and the numbers of the last ones."""
+    """Return the display of the current iteration, a sparkline of all iterations, and the numbers of the last few."""
     done = state.iterations
     numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
     head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
@@ -128,7 +128,7 @@ def _iterations(state: State) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return shares as bars; a share of 1 is the highest bar."""
+    """Return shares as a sparkline of block characters. A share of 1 has the highest block."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
@@ -141,7 +141,7 @@ def rate(one: Iteration) -> str:
 
 
 def ledger(one: Iteration) -> str:
-    """Return where the episodes of an iteration ended, trained ones first; and how many, if these are not all."""
+    """Return the bins of an iteration, trained bins first, and the requested number if the bins add up to less."""
     bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
     said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
     return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
@@ -160,7 +160,7 @@ def _scores(state: State) -> Table:
 
 
 def _drawn(row: Score) -> str:
-    """Return of how many episodes the scored ones are the best, and how many were asked for if some are missing."""
+    """Return the number of episodes from which the best were scored, and the requested number if some are missing."""
     if row.drawn is None:
         return ""
     return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"
@@ -187,7 +187,7 @@ def _rate(rate: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time in words, such as `2 min 05 s`; empty if it is not known."""
+    """Return a time in words, such as `2 min 05 s`; empty if it is unknown."""
     if seconds is None:
         return ""
     minutes, rest = divmod(round(seconds), 60)

@@ -1,1 +1,1 @@
-"""Logs of model calls, in the formats of clients, proxies and tracing services, as one neutral record a call."""
+"""Read logs of model calls, in the formats of clients, proxies and tracing services, as neutral records of calls."""

@@ -1,14 +1,15 @@
-"""Observations of Langfuse; observations of type `GENERATION` are calls of a model.
+"""Read exports of Langfuse. Observations of type `GENERATION` are calls of a model.
 
-A record is one of these, with keys in camel case (API, exports of the UI) or in snake case (exports to blob storage):
+Keys are in camel case (API, exports of the UI) or in snake case (exports to blob storage). A record is one of:
 
 - an observation: `id`, `type`, `traceId`, `startTime`, `model`, `input`, `output`, `level` (API reference, and
   langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields). Enriched exports also hold `session_id`;
-- a trace: `id`, `timestamp`, `sessionId`; as downloaded, with its `observations` and `scores`;
-- a score: `name`, `value`, `dataType`, and the `observationId`, `traceId` or `sessionId` that it is of. A boolean score
-  is 1 or 0; a categorical one counts where its text is a number or a thumb.
+- a trace: `id`, `timestamp`, `sessionId`, and in a download also `observations` and `scores`;
+- a score: `name`, `value`, `dataType`, and the `observationId`, `traceId` or `sessionId` of the scored object. A
+  boolean score is 1 or 0. A categorical score is read if its text is a number or means thumbs up or down.
 
-`input` and `output` are in the client's form: messages, bodies of an API, or text; as data or as JSON text.
+`input` and `output` are in the client's format: messages, request or response bodies of an API, or text. Each may be
+JSON text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OF_TRACES = {
     "environment",
     "userId",
 }
-"""Keys of a trace; a trace has at least one of them."""
+"""Keys that only a trace has. A record is a trace if it has a time, an id and one of these keys."""
 
 
 def is_langfuse(record: Mapping[str, Any]) -> bool:
@@ -87,7 +88,7 @@ def read_langfuse(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
 
 
 def _entries(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
-    """Yield the entries of a record and of the records within it."""
+    """Yield the entries of a record and of the records inside it."""
     if _is_score(held):
         yield from _score(held, where)
         return
@@ -95,7 +96,7 @@ def _entries(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[En
         yield from _scores_within(held)
         yield from _observation(held, where, fields)
         return
-    held = {**mapping(held.get("trace")), **held}  # the UI's download has a trace beside its observations
+    held = {**mapping(held.get("trace")), **held}  # a download of the UI holds its trace under `trace`
     of, session = text_id(held.get("id")), text_id(first(held, *_SESSION_ID))
     if of is not None and session is not None:
         yield Trace(of, session)
@@ -119,7 +120,7 @@ def _score(held: Mapping[str, Any], where: str) -> Iterator[Entry]:
 
 
 def _scores_within(held: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the scores that a trace or an observation holds: records of scores, or values by name."""
+    """Yield the scores inside a trace or an observation, given as records of scores or as values by name."""
     of = text_id(held.get("id"))
     records = [one for one in objects(held.get("scores")) if _is_score(one)]
     for each in records:

@@ -1,15 +1,15 @@
-"""Runs of LangSmith; runs of type `llm` are calls of a model.
+"""Read runs of LangSmith. Runs of type `llm` are calls of a model.
 
-A record is a run, as in the SDK, the API and bulk exports (docs.langchain.com/langsmith/run-data-format): `id`,
-`run_type`, `inputs`, `outputs`, `error`, `trace_id`, `start_time`, `extra` and `feedback_stats`. Bulk exports are
-Parquet, and hold objects as JSON text. Runs within `child_runs` are read too.
+A record is a run of the SDK, the API or a bulk export (docs.langchain.com/langsmith/run-data-format). Its keys are
+`id`, `run_type`, `inputs`, `outputs`, `error`, `trace_id`, `start_time`, `extra` and `feedback_stats`. Bulk exports are
+Parquet files with objects as JSON text. Runs inside `child_runs` are read too.
 
-- `inputs` and `outputs` come from `wrap_openai` and `wrap_anthropic` (bodies of the API), of LangChain (messages as
-  `dumpd` writes them, and `generations`), or messages that a function was traced with.
+- `inputs` and `outputs` come from `wrap_openai` and `wrap_anthropic` (bodies of the API), from LangChain (messages in
+  the format of `dumpd`, and `generations`), or from a traced function that takes messages.
 - The session is the thread: `session_id`, `thread_id` or `conversation_id` in `extra.metadata`
   (docs.langchain.com/langsmith/threads). The field `session_id` of a run is its project, and is not read.
-- `feedback_stats` holds an average for each key, which is a score; so is a record of feedback (`run_id`, `key`,
-  `score`). The feedback of a root run belongs to its trace.
+- `feedback_stats` holds an average for each key, which is read as a score. A record of feedback (`run_id`, `key`,
+  `score`) is a score too. The feedback of a root run belongs to its trace.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _feedback(record: Mapping[str, Any], where: str) -> Iterator[Entry]:
 
 
 def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
-    """Yield the calls and scores of a run and of those below it."""
+    """Yield the calls and scores of a run and of its child runs."""
     for child in objects(run.get("child_runs")):
         yield from _run(child, where, fields)
     of = text_id(run.get("id"))
@@ -119,7 +119,7 @@ def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry
 
 
 def _said(outputs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield bodies of responses, as `answers_in` reads them."""
+    """Yield the response bodies in the outputs of a run, in the formats that `answers_in` reads."""
     generations = unpacked(outputs.get("generations"), "")
     if isinstance(generations, list):
         flat = (one for each in generations for one in (each if isinstance(each, list) else [each]))

@@ -1,4 +1,4 @@
-"""Entries of a log: calls of a model, whole rollouts, scores, traces, and entries that cannot be used."""
+"""Entries of a log: model calls, whole rollouts, scores, traces, and entries without a usable call."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from perturn.formats.json_stream import Record
 from perturn.types import Action, Message
 
 Lost = Literal["broken", "no_answer", "unsupported", "no_call"]
-"""Why an entry gives no call: it cannot be read; the call has no answer; it holds something that training cannot use,
-such as an image; or it is not a call of a model, such as the run of a tool."""
+"""Why an entry gives no call. It cannot be read (`broken`), has no answer, or holds something that training cannot use,
+such as an image (`unsupported`). Or it is no call of a model, such as the run of a tool."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A number that somebody gave a call, a trace or a session."""
+    """A number that a person or program gave to a call, a trace or a session."""
 
     name: str
     value: float
     of: str
-    """Id of the call, trace or session; empty: the call that holds it."""
+    """Id of the scored call, trace or session; empty if the record of the scored call holds the score."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a model and its answer, as in a log."""
+    """One request to a model and its answer, as a log holds them."""
 
     where: str
-    """Place of its record, such as `log.jsonl:3`."""
+    """Location of the record, such as `log.jsonl:3`."""
     messages: tuple[Message, ...]
     """Messages of the request."""
     answer: Action
     ids: tuple[str, ...] = ()
-    """Ids of the call: of its span or run first, then of its response."""
+    """Ids of the call: first of its span or run, then of its response."""
     session: str | None = None
-    """Id of the conversation, thread or session that it belongs to."""
+    """Id of the conversation, thread or session of the call."""
     trace: str | None = None
-    """Id of the trace that it belongs to."""
+    """Id of the trace of the call."""
     time: float | None = None
-    """Start, in seconds since 1970."""
+    """Start time, in seconds since 1970."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Schemas of the tools that the model could call, in the form of chat templates."""
+    """Schemas of the available tools, in the format of chat templates."""
     model: str = ""
     scores: tuple[Score, ...] = ()
-    """Scores that its own record holds."""
+    """Scores in the record of the call."""
     task: str | None = None
-    """Task that a field of the record names; None: the first user message is the task."""
+    """Task named by a field of the record. If None, the first user message is the task."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace, with the session that it belongs to."""
+    """A trace and its session."""
 
     id: str
     session: str
@@ -60,69 +60,72 @@ class Trace:
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of a policy, with all that the policy read before it."""
+    """One answer of a policy, and all messages that the policy read before it."""
 
     messages: tuple[Message, ...]
     answer: Action
     tools: tuple[Mapping[str, Any], ...] = ()
     reward: float | None = None
-    """Reward of this answer; None: the file gives rewards to whole rollouts alone."""
+    """Reward of the answer; None if the file has only rewards of whole rollouts."""
     trained: bool = True
     """Whether the trainer that wrote the file trains on the answer."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A whole episode, as another trainer recorded it."""
+    """A whole episode recorded by another trainer."""
 
     where: str
-    """Place of its record, such as `results.jsonl:3`."""
+    """Location of the record, such as `results.jsonl:3`."""
     task: str | None
-    """Task of its group; None: its first user message is the task."""
+    """Task that groups the rollout with others. If None, the first user message is the task."""
     steps: tuple[Step, ...]
-    """Answers in their order; none where the rollout failed before the first."""
+    """Answers in their order; empty if the rollout failed before its first answer."""
     scores: tuple[Score, ...] = ()
-    """Scores of the whole rollout, by name."""
+    """Named scores of the whole rollout."""
     truncated: bool = False
-    """Whether a limit ended it."""
+    """Whether a limit ended the rollout."""
     error: str | None = None
-    """The error that ended it; None: there was none."""
+    """Error that ended the rollout; None if no error did."""
     policy: str = ""
-    """Name of the policy, or the training step at which it was written."""
+    """Name of the policy, or the training step at which the rollout was played."""
     answer: str = ""
-    """Gold answer of the task, if the file has one."""
+    """Gold answer of the task; empty if the file has none."""
 
 
 @dataclass(frozen=True)
 class LostEntry:
-    """An entry that gives no call."""
+    """An entry without a usable call."""
 
     where: str
     why: Lost
     reason: str = ""
-    """The fault in words; empty if the entry is not a call."""
+    """Description of the fault; empty if the entry is not a call."""
 
 
 Entry = Call | Rollout | Score | Trace | LostEntry
 
 
 Decode = Callable[[Sequence[int], bool], str]
-"""Returns the text of token ids, with special tokens where the second argument is true."""
+"""Decode token ids to text. The second argument says whether the text includes special tokens."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of a record that a user names, each a path such as `metadata.user_id`; None: the usual ones."""
+    """Record fields that the user names, each as a path such as `metadata.user_id`.
+
+    If a field is None, the usual fields of the format are read instead.
+    """
 
     session: str | None = None
     task: str | None = None
     score: str | None = None
     decode: Decode | None = None
-    """Text of token ids, for records without texts; None: no tokenizer was named."""
+    """Decoder for records that hold token ids without text; None if the user named no tokenizer."""
 
 
 Reader = Callable[[Iterator[Record], Fields], Iterator[Entry]]
-"""Reads the records of a log; each holds any number of entries."""
+"""Read the records of a log. Each record holds any number of entries."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class LogFormat:
     """A format of logs."""
 
     says: str
-    """Producers of such logs, in words."""
+    """Producers of the format, for messages to the user."""
     knows: Callable[[Mapping[str, Any]], bool]
-    """Whether a record is of this format."""
+    """Return whether a record has this format."""
     read: Reader

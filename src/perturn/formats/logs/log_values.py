@@ -1,4 +1,4 @@
-"""Values in the records of logs: ids, times, scores, and data that may be given as JSON text."""
+"""Read values in the records of logs: ids, times, scores, and data that may be JSON text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perturn.io.plain_data import mended, mismatch
 from perturn.io.read_input import parse_json
 
 _LONGEST = 1000
-"""Characters that are kept of an id or a name."""
+"""Maximum length of an id or a name, in characters. Longer values are cut."""
 _UP = (
     "up",
     "thumbs_up",
@@ -44,40 +44,40 @@ _DOWN = (
     *("no", "false", "fail"),
 )
 _THUMBS = {**dict.fromkeys(_UP, 1.0), **dict.fromkeys(_DOWN, 0.0)}
-"""Words of feedback and their scores."""
+"""Words of feedback, each with its score."""
 
 
 def unpacked(value: Any, where: str) -> Any:
-    """Return data that may be given as its JSON text; any other text is returned unchanged."""
+    """Parse a text that holds a JSON object or list. Return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return parse_json(value, where, DataError)
         except DataError:
-            return value  # a text that only begins like JSON
+            return value  # a text that begins like JSON and is not
     return value
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value if it is an object, also one given as JSON text; else an empty object."""
+    """Return an object, or the object in a JSON text; an empty object for any other value."""
     found = unpacked(value, "")
     return found if isinstance(found, Mapping) else {}
 
 
 def objects(value: Any) -> list[Mapping[str, Any]]:
-    """Return the objects in a value if it is a list, also one given as JSON text; else none."""
+    """Return the objects of a list, or of the JSON text of a list; an empty list for any other value."""
     found = unpacked(value, "")
     return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
 
 def first(record: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of some fields that holds something; None if none does."""
+    """Return the value of the first named field that is not empty; None if all are empty."""
     return next((record[name] for name in names if record.get(name) not in (None, "", [], {})), None)
 
 
 def at_path(record: Mapping[str, Any], path: str) -> Any:
-    """Return the field at a path such as `metadata.user_id`; None if there is none.
+    """Return the field at a path such as `metadata.user_id`; None if the record has no such field.
 
-    A key that itself holds dots is found too, since spans have such keys.
+    A key may itself contain dots, as the keys of spans do.
     """
     if path in record:
         return record[path]
@@ -91,19 +91,19 @@ def at_path(record: Mapping[str, Any], path: str) -> Any:
 
 
 def text_id(value: Any) -> str | None:
-    """Return an id as text; None where there is none."""
+    """Return an id as text; None if the value is no id."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         return None
     return mended(str(value)[:_LONGEST])
 
 
 def ids_of(*values: Any) -> tuple[str, ...]:
-    """Return the values that are ids, each once."""
+    """Return the ids among some values, without duplicates."""
     return tuple(dict.fromkeys(found for value in values if (found := text_id(value))))
 
 
 def seconds(value: Any) -> float | None:
-    """Return a time in seconds since 1970, of a number in s, ms, µs or ns, or of a date; None if it is none."""
+    """Convert a date, or a number in s, ms, µs or ns, to seconds since 1970. Return None for any other value."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -124,7 +124,7 @@ def seconds(value: Any) -> float | None:
 
 
 def score_value(value: Any) -> float | None:
-    """Return a score: a number unchanged, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
+    """Convert a score to a number; None if it is none. True and thumbs up are 1, false and thumbs down are 0."""
     if not isinstance(value, str):
         return _number(value)
     word = value.strip().lower()
@@ -137,14 +137,14 @@ def score_value(value: Any) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number of a size that a reward may have; None for anything else."""
+    """Return a value as a number if it is finite and in the range of rewards; else None."""
     if isinstance(value, bool | int | float) and -LARGEST <= value <= LARGEST:
         return float(value)
     return None
 
 
 def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield the scores in some fields of a record: a value, an object of values by name, or a list of named values."""
+    """Yield names and values of the scores in some fields: a value, an object of values, or a list of named values."""
     for name in names:
         held = unpacked(record.get(name), name)
         if (value := score_value(held)) is not None:
@@ -157,7 +157,7 @@ def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tu
 
 
 def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the scores of an object: an object that names itself, or values by name."""
+    """Yield the scores of an object, which has a name and a value, or a value for each name."""
     if (value := score_value(first(held, "value", "score"))) is not None:
         yield text_id(first(held, "name", "key")) or name, value
         return

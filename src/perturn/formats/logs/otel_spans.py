@@ -1,7 +1,7 @@
-"""Spans and events of OpenTelemetry about calls of models, as the OTLP file exporter writes them.
+"""Read calls of models from the spans and events of OpenTelemetry, in the format of the OTLP file exporter.
 
-A line holds `resourceSpans` or `resourceLogs` (opentelemetry.io/docs/specs/otel/protocol/file-exporter). Messages are
-read from, in this order:
+A line holds `resourceSpans` or `resourceLogs` (opentelemetry.io/docs/specs/otel/protocol/file-exporter). The messages
+of a call are read from the first of these sources that it has:
 
 - `gen_ai.input.messages` and `gen_ai.output.messages`, with `gen_ai.system_instructions` and `gen_ai.tool.definitions`,
   as attributes of a span or of an event `gen_ai.client.inference.operation.details` (semantic conventions from 1.37 on,
@@ -45,11 +45,11 @@ _DETAILS, _RESULT, _CHOICE = (
     "gen_ai.choice",
 )
 _ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
-"""Events of the older conventions and the roles of their messages."""
+"""Events of the older conventions, each with the role of its message."""
 _SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
 _OPERATIONS = ("chat", "text_completion", "generate_content")
 _MOST_OPEN = 10_000
-"""Calls whose events are collected at a time."""
+"""Maximum number of calls whose events are collected at a time."""
 
 
 def is_otel(record: Mapping[str, Any]) -> bool:
@@ -76,14 +76,14 @@ def read_otel(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
 
 
 def _nested(value: Mapping[str, Any], *keys: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in lists within lists."""
+    """Yield the objects in nested lists, under one key for each level."""
     for each in objects(value.get(keys[0])):
         yield from _nested(each, *keys[1:]) if keys[1:] else (each,)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A span, or an event that holds a whole call."""
+    """A span, or an event that describes a whole call."""
 
     held: Mapping[str, Any]
     where: str
@@ -97,14 +97,14 @@ class _Source:
 
 @dataclass
 class _Events:
-    """Messages of a call whose events are still coming."""
+    """Messages of a call whose answer has not arrived yet."""
 
     where: str
     messages: list[dict[str, Any]] = field(default_factory=list)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return attributes, a list of keys and values, as an object."""
+    """Convert attributes from a list of keys and values to a dict."""
     return {str(each.get("key")): _plain(each.get("value")) for each in objects(value)}
 
 
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 
 def _guarded(source: _Source) -> Iterator[Entry]:
-    """Yield the calls and scores of a span."""
+    """Yield the calls and scores of a span, or a lost entry if the span cannot be used."""
     try:
         yield from _span(source)
     except DataError as error:
@@ -154,7 +154,7 @@ def _span(source: _Source) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class Content:
-    """Messages of a call as its attributes hold them."""
+    """Messages of a call, as its attributes hold them."""
 
     asked: Any
     answers: list[Any]
@@ -163,7 +163,7 @@ class Content:
 
 
 def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> Iterator[Entry]:
-    """Yield a call for each answer, or say that there is none."""
+    """Yield a call for each answer, or a lost entry if the request or the answer is missing."""
     held, where, fields = source.held, source.where, source.fields
     answers = [action for each in found.answers for action in answers_in(each, where)]
     if not answers or not found.asked:
@@ -200,19 +200,19 @@ def _number(value: Any) -> Any:
 
 
 def _trace(held: Mapping[str, Any]) -> str | None:
-    """Return the id of a trace; zeros are none."""
+    """Return the id of a trace; None if it is missing or all zeros."""
     found = text_id(held.get("traceId"))
     return found if found and found.strip("0") else None
 
 
 def _own_scores(attributes: Mapping[str, Any], fields: Fields) -> tuple[Score, ...]:
-    """Return the score in the attribute that a user names."""
+    """Return the score in the attribute that the user names."""
     value = None if fields.score is None else score_value(at_path(attributes, fields.score))
     return () if value is None or fields.score is None else (Score(fields.score, value, ""),)
 
 
 def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the score of an evaluation: of the response that it names, else of the span that it is in."""
+    """Yield the score of an evaluation, for the response that it names or else for its span or trace."""
     value = score_value(attributes.get("gen_ai.evaluation.score.value"))
     if value is None:
         value = score_value(attributes.get("gen_ai.evaluation.score.label"))
@@ -224,7 +224,7 @@ def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[
 def _event(
     event: Mapping[str, Any], where: str, fields: Fields, opened: OrderedDict[str, _Events]
 ) -> Iterator[Entry]:
-    """Yield the call or score that a log record completes."""
+    """Yield the call or the score that a log record completes."""
     attributes, body = _attributes(event.get("attributes")), _plain(event.get("body"))
     name = str(first(event, "eventName") or attributes.get("event.name"))
     attributes["event.name"] = name
@@ -250,7 +250,7 @@ def _event(
 
 
 def _collect(attributes: Mapping[str, Any], body: Mapping[str, Any], into: _Events) -> Any:
-    """Add the message of an event to the messages of its call; return the choice instead, if the event is a choice."""
+    """Add the message of an event to its call. If the event is a choice, return it as a response instead."""
     name = str(attributes.get("event.name"))
     body = mapping(attributes.get("gen_ai.event.content")) or body
     if name == _CHOICE:
@@ -265,7 +265,7 @@ def _collect(attributes: Mapping[str, Any], body: Mapping[str, Any], into: _Even
 
 
 def content_of(attributes: Mapping[str, Any], where: str) -> Content | None:
-    """Return the messages that attributes hold; None if they hold none."""
+    """Return the messages in the attributes of a call; None if the attributes hold no messages."""
     if (asked := first(attributes, "gen_ai.input.messages")) is not None:
         answers = unpacked(attributes.get("gen_ai.output.messages"), where)
         given = [
@@ -289,7 +289,7 @@ def content_of(attributes: Mapping[str, Any], where: str) -> Content | None:
 
 
 def _flat(attributes: Mapping[str, Any], prefix: str, inner: str) -> list[dict[str, Any]]:
-    """Return the messages of attributes with a number in their names, in the shape of chat completions."""
+    """Return the messages in numbered attributes, such as `gen_ai.prompt.0.role`, in the format of chat completions."""
     found = []
     for each in _listed(attributes, prefix):
         message = dict(mapping(each.get(inner)) if inner else each)
@@ -305,12 +305,12 @@ def _flat(attributes: Mapping[str, Any], prefix: str, inner: str) -> list[dict[s
                 for call in calls
             ]
         part_of_answer = {"continues": True} if message.get("role") == "assistant" else {}
-        found.append(message | part_of_answer)  # of the responses API, each item is a message
+        found.append(message | part_of_answer)  # in the responses API each item is a message
     return found
 
 
 def _listed(attributes: Mapping[str, Any], prefix: str) -> list[Mapping[str, Any]]:
-    """Return the objects that attributes such as `prefix.0.role` make, in the order of their numbers."""
+    """Collect attributes such as `prefix.0.role` into objects, in the order of their numbers."""
     tree: dict[str, Any] = {}
     for name in (each for each in attributes if each.startswith(f"{prefix}.")):
         node = tree
@@ -323,6 +323,6 @@ def _listed(attributes: Mapping[str, Any], prefix: str) -> list[Mapping[str, Any
 
 
 def _numbered(tree: Any) -> list[Mapping[str, Any]]:
-    """Return the objects under the numbers of an object, in their order."""
+    """Return the values under the numeric keys of an object, in numeric order."""
     held = tree if isinstance(tree, Mapping) else {}
     return [mapping(held[key]) for key in sorted((each for each in held if each.isdigit()), key=int)]

@@ -1,8 +1,8 @@
 """Convert messages and tool schemas of providers and tracing services to Perturn's format.
 
-Known are the messages of OpenAI (chat completions and responses), of Anthropic, of the semantic conventions of
-OpenTelemetry, and of LangChain. Each is recognised by its own shape, since services keep the messages of any client.
-All are first brought into the shape of chat completions, which `chat_messages` reads.
+The module reads messages of OpenAI (chat completions and responses), Anthropic, LangChain, and the semantic conventions
+of OpenTelemetry. Each message is recognised by its own keys, since a service stores the messages of any client. A
+message is first converted to the format of chat completions, which `chat_messages` reads.
 
 Sources: OpenAI's and Anthropic's API references (Create chat completion, Create a model response, Create a message);
 OpenTelemetry's JSON schemas `gen-ai-input-messages.json` and `gen-ai-output-messages.json`
@@ -22,23 +22,23 @@ from perturn.formats.logs.log_values import bad, first, mapping, unpacked
 from perturn.types import Action, Message
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
-"""Types of LangChain's messages and their roles."""
+"""Message types of LangChain, each with its role."""
 _KEPT = ("role", "content", "name", "tool_call_id")
-"""Keys that are kept of a message that is not an answer."""
+"""Keys that are kept of a message other than an answer."""
 _ITEMS = ("function_call", "function_call_output", "reasoning", "message")
-"""Types of items of the responses API that are read."""
+"""Item types of the responses API that are read."""
 
 
 def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ...]:
-    """Return the messages of a request in our form.
+    """Return the messages of a request in Perturn's format.
 
     Args:
-        value: A list of messages, one message, or text, which is a user message; also as JSON text.
-        where: Its place, for error messages.
-        system: Instructions that are separate from the messages: a text or parts of text.
+        value: A list of messages or one message, which may be JSON text. Any other text is a user message.
+        where: Location of the messages, for error messages.
+        system: Instructions outside the messages: a text or a list of text parts.
 
     Raises:
-        DataError: If a message has an unknown shape, or holds something that training cannot use, such as an image.
+        DataError: If a message has an unknown format, or holds something that training cannot use, such as an image.
     """
     head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
     return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
@@ -48,11 +48,11 @@ def answer_of(value: Any, where: str) -> Action | None:
     """Return an answer as an action; None if it is empty.
 
     Args:
-        value: An assistant message, or the items or messages that are one answer together; or text.
-        where: Its place, for error messages.
+        value: An assistant message, or the items or messages that together form one answer, or text.
+        where: Location of the answer, for error messages.
 
     Raises:
-        DataError: If it has an unknown shape, or holds something that training cannot use.
+        DataError: If the answer has an unknown format, or holds something that training cannot use.
     """
     value = parsed(value, where)
     said = [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_chat(value, where))
@@ -67,10 +67,10 @@ def answer_of(value: Any, where: str) -> Action | None:
 
 
 def tools_of(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Return tool schemas in the form of chat templates; tools that the provider runs itself are left out.
+    """Return tool schemas in the format of chat templates. Tools that the provider itself runs are left out.
 
     Raises:
-        DataError: If it is not a list of objects.
+        DataError: If the value is not a list of objects.
     """
     value = unpacked(value, where)
     if value in (None, "", {}):
@@ -81,7 +81,7 @@ def tools_of(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
-    """Return a schema in the form of chat templates; None for a tool of the provider's own."""
+    """Return a tool schema in the format of chat templates; None if the provider itself runs the tool."""
     if not isinstance(tool, Mapping):
         raise bad(where, "a tool schema", tool)
     if isinstance(tool.get("function"), Mapping):
@@ -101,7 +101,7 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
 
 
 def _ours(message: Mapping[str, Any], where: str) -> Message:
-    """Return a message of chat completions in our form; fields that only its provider reads are left out."""
+    """Return a chat-completions message in Perturn's format. Fields that only its provider reads are left out."""
     if message.get("role") == "assistant":
         return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
@@ -112,7 +112,7 @@ def _action(message: Mapping[str, Any], where: str) -> Action:
     """Return an assistant message as an action.
 
     Raises:
-        DataError: If a call of it names no function.
+        DataError: If a tool call of the message names no function.
     """
     action = read_answer(message, where)
     for call in action.tool_calls:
@@ -122,7 +122,7 @@ def _action(message: Mapping[str, Any], where: str) -> Action:
 
 
 def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Yield messages in the shape of chat completions."""
+    """Yield messages in the format of chat completions."""
     value = parsed(value, where)
     if isinstance(value, str):
         yield {"role": "user", "content": value}
@@ -132,7 +132,7 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(value, list):
         raise bad(where, "a list of messages", value)
     if len(value) == 1 and isinstance(value[0], list):
-        value = value[0]  # LangChain's batch of one
+        value = value[0]  # a batch of one conversation in LangChain
     answer: dict[str, Any] | None = None
     for index, each in enumerate(value):
         for one in _shaped(each, f"{where}[{index}]"):
@@ -149,9 +149,9 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def parsed(value: Any, where: str) -> Any:
-    """Return messages, or the body of a response, that may be given as JSON text.
+    """Parse messages, or the body of a response, if they are given as JSON text.
 
-    Any other text is not changed, also an answer that is JSON itself.
+    Any other text is returned unchanged, even an answer that happens to be JSON.
     """
     if not isinstance(value, str):
         return value
@@ -169,7 +169,7 @@ def _is_known(held: Mapping[str, Any]) -> bool:
 
 
 def _joined(answer: Mapping[str, Any], more: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return an answer with the item of the responses API that is a part of it too."""
+    """Merge an item of the responses API into the answer that it continues."""
     both = answer, more
     said = [flatten_said(one.get("content") or "", where) for one in both]
     parts = [one if isinstance(one, Said) else Said(str(one)) for one in said]
@@ -187,7 +187,7 @@ def _joined(answer: Mapping[str, Any], more: Mapping[str, Any], where: str) -> d
 
 
 def _shaped(message: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Yield the messages of chat completions that a message of any known shape is."""
+    """Convert a message of any known format to messages of chat completions."""
     if isinstance(message, str):
         yield {"role": "user", "content": message}
         return
@@ -201,7 +201,7 @@ def _shaped(message: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield a message of LangChain, as `dumpd`, `message_to_dict` or `model_dump` write it."""
+    """Yield a message of LangChain, in the format of `dumpd`, `message_to_dict` or `model_dump`."""
     held = mapping(first(message, "kwargs", "data")) or message
     kind = str(held.get("type") or message.get("type"))
     if "lc" in message and kind not in _LANGCHAIN:
@@ -222,12 +222,13 @@ def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any
 def _anthropic(
     message: Mapping[str, Any], where: str, *, keeps_calls: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield a message whose content is blocks: results of tools first, each as a message, then the rest.
+    """Yield the messages in a message of content blocks: first a message for each tool result, then the rest.
 
     Args:
         message: The message.
-        where: Its place.
-        keeps_calls: Whether its calls are given outside the blocks too, as LangChain gives them.
+        where: Location of the message, for error messages.
+        keeps_calls: Whether the tool calls are also given outside the blocks, as in LangChain. Calls in blocks are then
+            ignored.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -255,13 +256,13 @@ def _anthropic(
 
 
 def _result(content: Any, where: str) -> Any:
-    """Return the result of a tool as text; parts of text become one text."""
+    """Return the result of a tool; parts of text are joined to one text."""
     is_parts = isinstance(content, list) and content and all(isinstance(each, Mapping) for each in content)
     return _texts(content, where) if is_parts else "" if content is None else content
 
 
 def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield an item of the responses API; an item of an answer continues the item of the answer before it."""
+    """Yield an item of the responses API as a message. Consecutive items of an answer continue the same message."""
     kind = item.get("type")
     if kind == "function_call":
         call = _call(first(item, "call_id", "id"), item.get("name"), item.get("arguments"))
@@ -278,11 +279,11 @@ def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     else:
         yield from _anthropic(
             {**item, "continues": item.get("role") == "assistant"}, where
-        )  # its answers are so too
+        )  # an assistant message continues the answer too
 
 
 def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a separate message."""
+    """Yield a message in parts, as OpenTelemetry's conventions define it; each tool result is a separate message."""
     role = {"model": "assistant"}.get(str(message.get("role")), str(message.get("role")))
     texts, thoughts, calls, results = [], [], [], []
     for index, part in enumerate(message["parts"]):
@@ -312,7 +313,7 @@ def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]
 
 
 def _call(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """Return a call in the shape of chat completions."""
+    """Return a tool call in the format of chat completions."""
     given = {} if arguments is None else arguments
     return {
         "id": identity,
@@ -325,10 +326,10 @@ def _call(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def _texts(value: Any, where: str) -> str:
-    """Return parts of text as one text.
+    """Join parts of text to one text.
 
     Raises:
-        DataError: If a part is none.
+        DataError: If a part is not text.
     """
     if isinstance(value, str):
         return value
@@ -358,4 +359,4 @@ _SHAPES: tuple[_Shape, ...] = (
     (lambda one: isinstance(one.get("parts"), list), _of_parts),
     (lambda one: isinstance(one.get("content"), list), _anthropic),
 )
-"""Shapes of messages, in the order in which they are tried."""
+"""Message formats, in the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""Files of logs: the format of each is recognised by its records, which are read one at a time."""
+"""Read files of logs record by record. The first records tell the format of a file."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ FORMATS: Mapping[str, LogFormat] = {
         read_request_logs,
     ),
 }
-"""Formats of logs, in the order in which they are tried."""
+"""Log formats, in the order in which they are tried."""
 
 _LOOKED_AT = 100
-"""Records that say which format a file is."""
+"""Number of first records that are examined to recognise the format."""
 _ENVELOPES = ("data", "runs", "items", "logs", "log.entries")
-"""Keys under which an answer of an API holds a list of records."""
+"""Keys under which a response of an API, or a HAR file, holds a list of records."""
 
 
 def read_log(file: Location, format_name: str | None = None, fields: Fields | None = None) -> Iterator[Entry]:
-    """Yield the entries of a log, one record in memory at a time.
+    """Yield the entries of a log, with one record in memory at a time.
 
     Args:
-        file: A file of JSON lines, a JSON array, Parquet and the like; or a folder of such files.
-        format_name: Name of its format in `FORMATS`; None: its first records tell.
-        fields: Fields of records that the user names.
+        file: A file of JSON lines, a JSON array, Parquet or another readable kind; or a folder of such files.
+        format_name: Name of the format in `FORMATS`. If None, the first records tell.
+        fields: Names of the record fields to read, where they differ from the usual ones.
 
     Raises:
         DataError: If the file cannot be read, or its records have an unknown format.
@@ -73,7 +73,7 @@ def format_of(file: Location, format_name: str | None = None) -> str:
     """Return the name of a log's format.
 
     Raises:
-        DataError: If there is no such format, or the records of the file are of none.
+        DataError: If the named format does not exist, or the records have no known format.
     """
     if format_name is not None:
         if format_name not in FORMATS:
@@ -85,7 +85,7 @@ def format_of(file: Location, format_name: str | None = None) -> str:
 
 
 def _told(records: list[Record], name: str) -> str:
-    """Return the format that the first record of a known one is of."""
+    """Return the name of the format that the first recognised record has."""
     readable = [(one.where, one.value) for one in records if not isinstance(one.value, DataError)]
     for _, value in readable:
         for format_name, each in FORMATS.items():
@@ -103,7 +103,7 @@ def _told(records: list[Record], name: str) -> str:
 
 
 def _without_envelope(record: Record) -> Iterator[Record]:
-    """Yield the records in a list that an answer of an API, or a HAR file, holds; else the record itself."""
+    """Yield the records in the list that an API response or a HAR file holds; else yield the record itself."""
     if isinstance(record.value, DataError):
         yield record
         return

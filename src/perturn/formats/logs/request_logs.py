@@ -1,10 +1,10 @@
-"""Logs of requests and responses: of proxies, of LiteLLM, and of OpenAI's stored completions.
+"""Read logs of requests and responses, from proxies, LiteLLM, and OpenAI's stored completions.
 
-A record holds the body of a request and the body of its response, of the APIs chat completions, responses (OpenAI) or
-messages (Anthropic). Known layouts:
+A record holds the body of a request and the body of its response. Both belong to the API chat completions or responses
+(OpenAI), or to messages (Anthropic). Known layouts:
 
-- `request` and `response`, or `request_body` and `response_body`, and the like; each the body itself, its JSON text, or
-  an object with the body under `body`. Other keys of the two, such as headers, are never read.
+- `request` and `response`, or similar keys such as `request_body` and `response_body`. Each holds the body, its JSON
+  text, or an object with the body under `body`. Other keys in such an object, such as headers, are never read.
 - LiteLLM's `StandardLoggingPayload` (docs.litellm.ai/docs/proxy/logging_spec), alone or under
   `standard_logging_object`: `messages`, `response`, `model_parameters`, `trace_id`, `startTime`, `status`.
 - A stored chat completion of OpenAI (API reference, "List Chat Completions") with its messages ("Get chat messages")
@@ -13,7 +13,8 @@ messages (Anthropic). Known layouts:
 A request of the responses API may name the response that it continues (`previous_response_id`). It then continues the
 conversation of that response, which must come earlier in the log.
 
-A record without a request that holds a score and an id gives the score to the call, trace or session of that id.
+A record without a request may hold a score and an id. The score then belongs to the call, trace or session with that
+id.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from perturn.types import Action
 _REQUESTS = ("request", "request_body", "requestBody", "req", "proxy_server_request")
 _RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
 _BODIES = ("body", "json", "data", "postData.text", "content.text")
-"""Paths of a body within a request or response that also holds a URL, headers and the like; the last two are of HAR."""
+"""Paths of the body in a request or response that also holds a URL and headers. The last two paths are of HAR files."""
 _SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
 """Fields of a record, or of its metadata, that are read as scores."""
 _SESSIONS = (
@@ -69,13 +70,14 @@ _TIMES = (
     "created",
 )
 _Stored = dict[str, tuple[str | None, list[Any]]]
-"""Conversations of the responses API: response -> the response before it, and the items since then, its own last."""
+"""Conversations of the responses API. Each response maps to the previous response, and to the items since then up to
+its own."""
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
-"""Reasons of APIs to stop that mean that a limit cut the answer."""
+"""Stop reasons of APIs that say that a limit cut the answer."""
 
 
 def is_request_log(record: Mapping[str, Any]) -> bool:
-    """Return whether a record holds a request and a response, or one of them; or a score of a call."""
+    """Return whether a record holds a request, a response, or the score of a call."""
     held = _payload(record)
     if any(mapping(held.get(name)) for name in _REQUESTS) or isinstance(
         unpacked(held.get("messages"), ""), list
@@ -100,12 +102,12 @@ def read_request_logs(records: Iterator[Record], fields: Fields) -> Iterator[Ent
 
 
 def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return LiteLLM's payload, which a callback gets within its arguments; any other record unchanged."""
+    """Return LiteLLM's payload from a record; any other record unchanged."""
     return mapping(record.get("standard_logging_object")) or record
 
 
 def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Stored) -> Iterator[Entry]:
-    """Yield the calls of a record, one for each choice of its response; or its scores."""
+    """Yield a call for each choice of a record's response. A record without a request yields its scores."""
     request = _request(record)
     scores = tuple(scores_in(record, fields))
     if not request:
@@ -132,7 +134,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     metadata = mapping(record.get("metadata"))
     requested = mapping(request.get("metadata"))
     identity = text_id(mapping(response).get("id"))
-    if fresh and identity is not None and identity not in stored:  # so no chain leads back to itself
+    if fresh and identity is not None and identity not in stored:  # so that no chain is circular
         stored[identity] = before, [*fresh, *mapping(response)["output"]]
     for index, answer in enumerate(answers):
         ids = ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id"))
@@ -156,10 +158,10 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
 
 
 def _before(request: Mapping[str, Any], where: str, stored: _Stored) -> str | None:
-    """Return the id of the response that a request continues; None if its messages are all there.
+    """Return the id of the response that a request continues; None if the request holds all messages.
 
     Raises:
-        DataError: If the log does not hold the conversation up to here.
+        DataError: If earlier entries of the log do not hold the continued conversation.
     """
     named = first(request, "previous_response_id", "conversation")
     before = text_id(request.get("previous_response_id"))
@@ -172,7 +174,7 @@ def _before(request: Mapping[str, Any], where: str, stored: _Stored) -> str | No
 
 
 def _conversation(response: str | None, stored: _Stored) -> list[Any]:
-    """Return the items up to a response and with it. Instructions are not among them, as in the API."""
+    """Return the items of a conversation up to and including a response, without instructions, as in the API."""
     parts = []
     while response is not None:
         response, items = stored[response]
@@ -191,7 +193,7 @@ def _items(asked: Any, where: str) -> list[Any]:
 
 
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body of a request; empty if a record holds none."""
+    """Return the body of a request; empty if the record holds no request."""
     for name in _REQUESTS:
         body = mapping(record.get(name))
         body = next((inner for path in _BODIES if (inner := mapping(at_path(body, path)))), body)
@@ -201,7 +203,7 @@ def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _response(record: Mapping[str, Any]) -> Any:
-    """Return the body of a response; of a stored completion, the record itself."""
+    """Return the body of a response. The record of a stored completion is the response itself."""
     for name in _RESPONSES:
         if (found := joined(record.get(name))) not in (None, "", {}, []):
             body = mapping(found)
@@ -211,7 +213,7 @@ def _response(record: Mapping[str, Any]) -> Any:
 
 
 def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
-    """Return whether a call succeeded, if its record says so."""
+    """Return whether a call has a response and reports no failure."""
     status = first(record, "status_code", "response_status", "status")
     failed = status in ("failure", "failed", "error") or (
         isinstance(status, int) and not isinstance(status, bool) and status >= 400
@@ -220,15 +222,15 @@ def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
 
 
 def answers_in(response: Any, where: str) -> Iterator[Action]:
-    """Yield the answers of a response, one for each choice; empty ones are none.
+    """Yield the answers of a response, one for each choice. Skip empty answers.
 
     Args:
-        response: The body of a response of chat completions, responses or messages; an assistant message or its items;
+        response: The body of a response of chat completions, responses or messages; or an assistant message, its items,
             or text.
-        where: Its place, for error messages.
+        where: Location of the response, for error messages.
 
     Raises:
-        DataError: If an answer has an unknown shape, or holds something that training cannot use.
+        DataError: If an answer has an unknown format, or holds something that training cannot use.
     """
     response = parsed(response, where)
     body = response if isinstance(response, Mapping) else {}
@@ -246,7 +248,7 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
 
 
 def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
-    """Yield the scores that a record holds for its own call: of the named field, or of the usual ones."""
+    """Yield the scores of a record's own call, from the field that the user names or from the usual fields."""
     if fields.score is not None and (value := score_value(at_path(record, fields.score))) is not None:
         yield Score(fields.score, value, "")
         return
@@ -256,12 +258,12 @@ def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
 
 
 def session_in(record: Mapping[str, Any], fields: Fields, *metadata: Mapping[str, Any]) -> str | None:
-    """Return the id of a record's session: of the named field; or of the usual ones, in the record or its metadata."""
+    """Return the session id of a record, from the named field, or from usual fields of the record or its metadata."""
     if fields.session is not None:
         return text_id(at_path(record, fields.session))
     return next(iter(ids_of(*(first(each, *_SESSIONS) for each in (record, *metadata)))), None)
 
 
 def task_in(record: Mapping[str, Any], fields: Fields) -> str | None:
-    """Return the task that the named field of a record holds; None if no field is named, or it is empty."""
+    """Return the task in the field of a record that the user names; None if the field is empty or none is named."""
     return None if fields.task is None else text_id(at_path(record, fields.task))

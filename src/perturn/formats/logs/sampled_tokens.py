@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities in answers of chat completions, as vLLM and its clients return them."""
+"""Read token ids and log-probabilities from answers of chat completions, as vLLM and its clients return them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perturn.formats.logs.log_values import mapping
 from perturn.types import Action
 
 _NUMBERED = re.compile(r"token_id:(\d+)")
-"""A token that vLLM names by its id (`return_tokens_as_token_ids`)."""
+"""Pattern of a token that vLLM names by its id (`return_tokens_as_token_ids`)."""
 
 
 def with_choice_tokens(action: Action, choice: Mapping[str, Any], where: str) -> Action:
-    """Return an answer with the tokens of its choice, where the choice has their ids.
+    """Add the sampled token ids and log-probabilities of a choice to an answer, if the choice has token ids.
 
-    Ids are under `token_ids` (vLLM's `return_token_ids`), or are the tokens of the log-probabilities.
+    The ids are under `token_ids` (vLLM's `return_token_ids`), or stand in place of the tokens in `logprobs`.
 
     Raises:
-        DataError: If there are not as many log-probabilities as ids.
+        DataError: If the number of log-probabilities differs from the number of ids.
     """
     content = mapping(choice.get("logprobs")).get("content")
     told = [mapping(each) for each in content] if isinstance(content, list) else []

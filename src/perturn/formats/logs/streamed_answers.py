@@ -1,7 +1,7 @@
-"""Answers that a proxy logged while they were streamed: events of server-sent text, or a list of chunks.
+"""Join the parts of a streamed answer in a log, which are server-sent events or a list of chunks.
 
 Sources: OpenAI's API reference (The chat completion chunk object; Streaming events of responses); Anthropic's
-"Streaming messages". The events of one answer are joined as the clients of both join them.
+"Streaming messages". The parts are joined as the clients of both providers join them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from perturn.formats.logs.log_values import mapping, unpacked
 
 
 def joined(response: Any) -> Any:
-    """Return the answer that streamed events make together; any other response unchanged.
+    """Return the answer that streamed events form together. Return any other response unchanged.
 
-    A stream that ends early gives an answer without a reason to stop, so that it is not read as complete.
+    The answer of a stream that ends early has no stop reason, so that it does not count as complete.
     """
     if isinstance(response, str) and ("data:" in response[:200] or response.startswith("event:")):
         response = list(_events(response))
@@ -43,7 +43,7 @@ def _events(text: str) -> Iterator[Any]:
 
 
 def _of_chunks(chunks: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the chat completion of its chunks."""
+    """Join the chunks of a chat completion."""
     whole: dict[str, Any] = {"object": "chat.completion", "choices": []}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -58,7 +58,7 @@ def _of_chunks(chunks: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add the delta of a chunk to a message."""
+    """Append the delta of a chunk to a message."""
     for key in ("content", "refusal", "reasoning_content", "reasoning"):
         if isinstance(delta.get(key), str):
             message[key] = (message.get(key) or "") + delta[key]
@@ -75,7 +75,7 @@ def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _of_blocks(events: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the message of Anthropic's events."""
+    """Join Anthropic's events to a message."""
     whole: dict[str, Any] = {}
     blocks: dict[int, dict[str, Any]] = {}
     for event in events:

@@ -1,1 +1,1 @@
-"""Files of rollouts that other trainers write."""
+"""Read rollouts that other trainers write."""

@@ -1,11 +1,11 @@
-"""Rollouts of agent-lightning: events of its server, and spans and triplets of its stores before 1.0.
+"""Read rollouts of agent-lightning: events of its server, and spans and triplets of its stores before 1.0.
 
 - An event has `rollout_id`, `attempt_id`, `event_type` and `data`. A `model_request` holds a request and its response,
-  with token ids; a `reward` is the reward of the attempt's calls so far.
+  with token ids; a `reward` event rewards the calls of the attempt so far.
 - A span (`Span.model_dump_json()`, 0.3) has `rollout_id`, `attempt_id`, `sequence_id` and attributes of OpenTelemetry.
 - `RolloutLegacy` has `triplets` of prompt, response and reward, whose token ids a tokenizer decodes.
 
-A reward belongs to the newest call of its attempt before it. The state of a rollout (`Rollout`) gives no turn.
+A reward is given to the newest earlier call of its attempt. A record of a rollout's state (`Rollout`) adds no turn.
 
 Sources: agentlightning 1.0.0, `schemas.py` and `server/routes/events.py`; 0.3.0, `types/core.py`, `types/tracer.py`,
 `emitter/reward.py` and `adapter/triplet.py`.
@@ -41,7 +41,7 @@ _NAMES = TokenNames("prompt", "response", logprobs="logprobs")
 _PRIMARY = "agentlightning.reward.0.value"
 _OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 _MOST_OPEN = 100_000
-"""Attempts whose newest call is remembered."""
+"""Maximum number of attempts whose newest call is remembered."""
 
 
 def is_agent_lightning(record: Mapping[str, Any]) -> bool:
@@ -95,7 +95,7 @@ def _entries(
 def _request(
     data: Mapping[str, Any], record: Mapping[str, Any], where: str, attempt: str, task: str | None
 ) -> Iterator[Entry]:
-    """Yield the call of a request that the server passed on."""
+    """Yield the call in a request that the server forwarded to a model."""
     request, response = mapping(data.get("request")), data.get("response")
     answers = list(answers_in(response, where)) if data.get("status", "ok") == "ok" and response else []
     if not answers or not request.get("messages"):
@@ -117,7 +117,7 @@ def _request(
 
 
 def _reward(value: Any, where: str, attempt: str, newest: Mapping[str, str]) -> Entry:
-    """Return the score of the newest call of an attempt."""
+    """Return a reward as the score of the newest call of an attempt."""
     score = score_value(value)
     if score is None:
         raise bad(f"{where}: reward", "a finite number", value)
@@ -127,7 +127,7 @@ def _reward(value: Any, where: str, attempt: str, newest: Mapping[str, str]) -> 
 def _span(
     record: Mapping[str, Any], where: str, attempt: str, task: str | None, newest: Mapping[str, str]
 ) -> Iterator[Entry]:
-    """Yield the call or the reward of a span."""
+    """Yield the call or the reward in a span."""
     attributes = mapping(record.get("attributes"))
     reward = first(attributes, _PRIMARY, "reward")
     for output in (mapping(attributes.get(name)) for name in _OUTPUTS):
@@ -159,7 +159,7 @@ def _span(
 
 
 def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
-    """Return the rollout of triplets; each is one answer after the whole prompt that the policy read."""
+    """Return the rollout of some triplets. Each triplet is one answer, with the whole prompt of that answer."""
     steps: list[Step] = []
     for index, triplet in enumerate(objects(record.get("triplets"))):
         said = mapping(triplet.get("response"))
@@ -180,5 +180,5 @@ def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
 
 
 def _ids(value: Any) -> Any:
-    """Return token ids, given directly or under `token_ids`."""
+    """Return token ids that are given directly or under the key `token_ids`."""
     return mapping(value).get("token_ids") if isinstance(value, Mapping) else value

@@ -1,10 +1,10 @@
-"""Rollouts of ART: Parquet of trajectory groups, and groups or trajectories as JSON lines.
+"""Read rollouts of ART: Parquet files of trajectory groups, and groups or trajectories as JSON lines.
 
 - ART writes `trajectories/SPLIT/STEP.parquet`: a row for each trajectory, with `group_index`, `reward`, `messages` and
-  `tools`; of a message, `trainable` says whether the policy sampled it.
-- Older versions wrote JSON lines, a group in each: `{"trajectories": [...]}`.
-- `Trajectory.model_dump_json()` is a line with `messages_and_choices`. A choice of the API is an answer, and its
-  log-probabilities are kept. Where the server gave tokens as `token_id:N`, the ids are kept too.
+  `tools`. The key `trainable` of a message says whether the policy sampled it.
+- Older versions wrote JSON lines with a group in each line: `{"trajectories": [...]}`.
+- `Trajectory.model_dump_json()` is a line with `messages_and_choices`. Choices of the chat-completions API are answers,
+  whose log-probabilities are kept. If the server gave tokens as `token_id:N`, the token ids are kept too.
 
 Sources: openpipe-art 0.5.18, `utils/trajectory_logging.py`, `utils/trajectory_migration.py` and `trajectories.py`.
 """
@@ -52,11 +52,11 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
 
 
 read_art = reader(_rollouts)
-"""Yields the rollouts of ART."""
+"""Yield the rollouts of ART."""
 
 
 def _trajectory(record: Mapping[str, Any], where: str, fields: Fields, group: str | None) -> Rollout:
-    """Return the rollout of a trajectory."""
+    """Return a trajectory as a rollout."""
     main = record.get("messages_and_choices", record.get("messages"))
     steps = _history(main, record.get("tools"), where)
     for index, each in enumerate(objects(record.get("additional_histories"))):
@@ -71,7 +71,7 @@ def _trajectory(record: Mapping[str, Any], where: str, fields: Fields, group: st
 
 
 def _history(value: Any, tools: Any, where: str) -> tuple[Step, ...]:
-    """Return the answers of a conversation; an assistant message that the policy did not sample carries no loss."""
+    """Return the answers of a conversation. An assistant message that the policy did not sample carries no loss."""
     given = listed(value, f"{where}: messages", "user")
     choices = [_choice(each) for each in given]
     trained = [
@@ -102,6 +102,6 @@ def _history(value: Any, tools: Any, where: str) -> tuple[Step, ...]:
 
 
 def _choice(message: Any) -> Mapping[str, Any] | None:
-    """Return a message that is a choice of the API; None for any other."""
+    """Return a message that is a choice of the chat-completions API; None for any other message."""
     held = mapping(message)
     return held if "finish_reason" in held and isinstance(held.get("message"), Mapping) else None

@@ -1,4 +1,4 @@
-"""Read messages from rendered conversations, if the markup of a known chat template names the speakers."""
+"""Recover messages from rendered conversations that carry the markup of a known chat template."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from perturn.types import Message
 _MARKUPS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
-        r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)",  # ChatML, as Qwen and SmolLM2 have it
+        r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)",  # ChatML, as in Qwen and SmolLM2
         r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",  # Llama 3
         r"<\|(system|user|assistant|tool)\|>\n?(.*?)(?:<\|end\|>|</s>|(?=<\|(?:system|user|assistant|tool)\|>)|\Z)",
     )  # Phi, Zephyr, tiny-agent
 )
 _OPENINGS = ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|assistant|>")
-"""Beginnings of an assistant message, in the order of `_MARKUPS`."""
+"""Markup at the beginning of an assistant message, in the order of `_MARKUPS`."""
 _ROLES = {"system", "user", "assistant", "tool"}
 _SPECIAL = re.compile(
     r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|eom_id|end_of_text|end)\|>"
     r"|</?s>"
 )
-"""Special tokens of the usual chat templates."""
+"""Special tokens of common chat templates."""
 
 
 def conversation_of(text: str) -> list[Message]:
     """Return the messages of a rendered conversation.
 
-    A text without known markup is one user message. An assistant message that has just begun, which asks for an answer,
-    is left out.
+    A text without known markup becomes one user message. An empty assistant message at the end is the generation
+    prompt, and is left out.
     """
     for markup in _MARKUPS:
         found = [(role, content) for role, content in markup.findall(text) if role in _ROLES]
@@ -41,9 +41,9 @@ def conversation_of(text: str) -> list[Message]:
 
 
 def response_of(text: str) -> list[Message]:
-    """Return the messages of a rendered response, which begins within an assistant message.
+    """Return the messages of a rendered response, whose text begins inside an assistant message.
 
-    A text without known markup is one assistant message.
+    A text without known markup becomes one assistant message.
     """
     for markup, opening in zip(_MARKUPS, _OPENINGS, strict=True):
         if markup.search(text):

@@ -1,4 +1,4 @@
-"""Parts of rollouts as records hold them: conversations, tokens with a mask, and scores."""
+"""Read the common parts of rollout records: conversations, token ids with a mask, and scores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perturn.formats.rollouts.chat_markup import conversation_of
 from perturn.types import Action
 
 REWARD = "reward"
-"""Name of the score of a rollout, where a format has one reward."""
+"""Name of a rollout's score, in formats with a single reward."""
 
 
 def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]) -> Reader:
-    """Return the reader of a format from a function that reads one record.
+    """Return the reader of a format, given a function that yields the rollouts of one record.
 
-    A record that cannot be read is a separate entry, with the reason.
+    The reader yields a `LostEntry` with the reason for a record that cannot be read.
     """
 
     def read(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
@@ -39,19 +39,19 @@ def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]
 
 
 def scores_of(record: Mapping[str, Any], fields: Fields, reward: Any) -> tuple[Score, ...]:
-    """Return the score of a rollout: the field that the user names, else the reward; None if it is not a number."""
+    """Return the score of a rollout, from the user's field or else its reward; empty if it is no number."""
     name = REWARD if fields.score is None else fields.score
     value = score_value(reward if name == REWARD else at_path(record, name))
     return () if value is None else (Score(name, value, ""),)
 
 
 def task_of(record: Mapping[str, Any], fields: Fields, usual: Any) -> str | None:
-    """Return the task of a rollout: the field that the user names, else the usual one."""
+    """Return the task of a rollout, from the field that the user names or else the given value."""
     return text_id(usual if fields.task is None else at_path(record, fields.task))
 
 
 def with_calls(message: Any, where: str) -> Any:
-    """Return a message whose calls are in the form of chat completions, where they are flat or JSON texts."""
+    """Return a message with its tool calls in the format of chat completions. The calls may be flat or JSON text."""
     if not isinstance(message, Mapping):
         return message
     calls = unpacked(message.get("tool_calls"), where)
@@ -74,10 +74,10 @@ def with_calls(message: Any, where: str) -> Any:
 
 
 def listed(value: Any, where: str, role: str) -> list[Any]:
-    """Return a conversation as a list of messages; a text is one message of a role.
+    """Return a conversation as a list of messages. A text becomes one message with the given role.
 
     Raises:
-        DataError: If it is neither.
+        DataError: If the value is neither a list nor text.
     """
     value = unpacked(value, where)
     if isinstance(value, str):
@@ -96,17 +96,17 @@ def steps_of(
     tools: tuple[Mapping[str, Any], ...] = (),
     trained: Callable[[Mapping[str, Any]], bool] = lambda message: True,
 ) -> tuple[Step, ...]:
-    """Return the answers of a conversation: every assistant message of the completion.
+    """Return the answers of a conversation, which are the assistant messages of the completion.
 
     Args:
         prompt: Messages before the first answer.
         completion: Messages from the first answer on.
-        where: Its place, for error messages.
+        where: Location of the conversation, for error messages.
         tools: Schemas of the tools.
-        trained: Tells whether an assistant message is trained on.
+        trained: Returns whether an assistant message is trained on.
 
     Raises:
-        DataError: If a message has an unknown shape, or there is no answer.
+        DataError: If a message has an unknown format, or the completion holds no answer.
     """
     heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
     steps = []
@@ -124,10 +124,10 @@ def steps_of(
 
 
 def numbers(value: Any, where: str, kind: type = float, length: int | None = None) -> list[Any]:
-    """Return a list of numbers, or of token ids where the kind is int.
+    """Check that a value is a list of numbers, or of token ids if the kind is int, and return it.
 
     Raises:
-        DataError: If it is none, or not of the length.
+        DataError: If the value is not such a list, or its length differs from `length`.
     """
     allowed = (int, float) if kind is float else (int,)
     if not isinstance(value, list) or any(
@@ -142,16 +142,16 @@ def numbers(value: Any, where: str, kind: type = float, length: int | None = Non
 def steps_of_tokens(
     held: Mapping[str, Any], names: TokenNames, where: str, fields: Fields
 ) -> tuple[Step, ...]:
-    """Return the answers of a rollout that is given as token ids: each stretch of the response that was sampled.
+    """Return the answers of a rollout of token ids: each contiguous stretch of sampled response tokens is one answer.
 
     Args:
-        held: Lists of one rollout, by key.
+        held: Lists of one rollout by key, with an entry for each token.
         names: Keys of the lists.
-        where: Its place, for error messages.
-        fields: With the tokenizer that the user names.
+        where: Location of the rollout, for error messages.
+        fields: Fields with the decoder of the tokenizer that the user names.
 
     Raises:
-        DataError: If there is no tokenizer, if lengths differ, or if nothing was sampled.
+        DataError: If no tokenizer is named, if lengths differ, or if no token was sampled.
     """
     decode = fields.decode
     if decode is None:
@@ -193,7 +193,7 @@ def steps_of_tokens(
 
 
 class TokenNames:
-    """Keys of the lists of a rollout that is given as token ids."""
+    """Keys under which a format keeps the token lists of a rollout."""
 
     def __init__(
         self, prompt: str, response: str, mask: str = "", logprobs: str = "", rewards: str = ""
@@ -203,9 +203,10 @@ class TokenNames:
 
 
 def rows_of_columns(record: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a record that holds a list for each key, each with its place.
+    """Yield the rows of a record that holds a list for each key, and the location of each row.
 
-    Values that are not lists of the length of the first key, such as metrics of the batch, are left out of the rows.
+    Values that are no lists, such as metrics of the batch, are left out of the rows. A list of another length is an
+    error.
     """
     first = record.get(key)
     if not isinstance(first, list):
@@ -222,5 +223,5 @@ def rows_of_columns(record: Mapping[str, Any], key: str, where: str) -> Iterator
 
 
 def cut_last(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps of a rollout whose last answer was cut at a token limit."""
+    """Mark the last answer of a rollout as cut at a token limit."""
     return (*steps[:-1], replace(steps[-1], answer=replace(steps[-1].answer, ended=False))) if steps else ()

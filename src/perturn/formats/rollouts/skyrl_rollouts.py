@@ -1,9 +1,10 @@
-"""Rollouts of SkyRL: the lines of `dump_eval_results`, and a `GeneratorOutput` written as JSON.
+"""Read rollouts of SkyRL: the lines of `dump_eval_results`, and a `GeneratorOutput` written as JSON.
 
-- A line of the dumped evaluation has `input_prompt` and `output_response`, rendered with special tokens; `score`, a
-  number or one for each token; and `stop_reason`.
-- A `GeneratorOutput` has `prompt_token_ids`, `response_ids`, `loss_masks`, `rewards` and `rollout_logprobs`, lists with
-  an entry for each rollout. With step-wise training an entry is one turn, and `trajectory_ids` gives its rollout.
+- A line of a dumped evaluation has `input_prompt` and `output_response`, both rendered with special tokens. It also has
+  `stop_reason`, and `score` with one number, or a number for each token.
+- A `GeneratorOutput` has `prompt_token_ids`, `response_ids`, `loss_masks`, `rewards` and `rollout_logprobs`. These are
+  lists with an entry for each rollout. With step-wise training an entry is one turn, and `trajectory_ids` gives its
+  rollout.
 
 Sources: skyrl 0.3.0, `train/utils/trainer_utils.py` (`dump_per_dataset_eval_results`), `train/generators/base.py`.
 """
@@ -48,15 +49,15 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     elif "output_response" in record:
         yield _evaluated(record, where, fields)
     else:
-        yield LostEntry(where, "no_call")  # such as the line of aggregated_results.jsonl
+        yield LostEntry(where, "no_call")  # a line of aggregated_results.jsonl
 
 
 read_skyrl = reader(_rollouts)
-"""Yields the rollouts of SkyRL."""
+"""Yield the rollouts of SkyRL."""
 
 
 def _evaluated(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
-    """Return the rollout of a line of a dumped evaluation; lines with one prompt are a group."""
+    """Return the rollout of a line of a dumped evaluation. Lines with the same prompt are a group."""
     asked, said = (record.get(key) for key in ("input_prompt", "output_response"))
     if not isinstance(asked, str) or not isinstance(said, str):
         raise bad(
@@ -72,7 +73,7 @@ def _evaluated(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout
 def _finished(
     record: Mapping[str, Any], where: str, fields: Fields, steps: tuple[Step, ...], task: Any, reward: Any
 ) -> Rollout:
-    """Return a rollout with the sum of its rewards, and how it stopped."""
+    """Return a rollout with the sum of its rewards and its stop reason."""
     total = sum(numbers(reward, f"{where}: rewards")) if isinstance(reward, list) else reward
     cut = record.get("stop_reasons", record.get("stop_reason")) == "length"
     scores = scores_of(record, fields, total)
@@ -94,7 +95,7 @@ def _generated(record: Mapping[str, Any], where: str, fields: Fields) -> Iterato
         _, _, held, rewards = episodes.setdefault(key, (at, row, [], []))
         held += steps
         rewards += paid
-        episodes[key] = (episodes[key][0], row, held, rewards)  # the last row says how the rollout stopped
+        episodes[key] = (episodes[key][0], row, held, rewards)  # the last row has the stop reason
     for at, row, steps_held, rewards in episodes.values():
         known = [each for each in rewards if each is not None]
         task = _instance(row.get("trajectory_ids"))
@@ -104,7 +105,7 @@ def _generated(record: Mapping[str, Any], where: str, fields: Fields) -> Iterato
 
 
 def _instance(identity: Any) -> str | None:
-    """Return the task of a trajectory id: an object, or the text INSTANCE_REPETITION."""
+    """Return the task in a trajectory id, which is an object, a list, or the text INSTANCE_REPETITION."""
     held = mapping(identity)
     if held:
         return text_id(held.get("instance_id"))

@@ -1,9 +1,9 @@
-"""Rollouts of TRL: the completions that `log_completions` writes, and results of a `rollout_func`.
+"""Read rollouts of TRL: the completions that `log_completions` writes, and results of a `rollout_func`.
 
-- `GRPOTrainer` and `RLOOTrainer` write `completions/completions_STEP.parquet`: `step`, `prompt`, `completion`, a column
-  for each reward function, and `advantage`.
-- A `rollout_func` returns `prompt_ids`, `completion_ids` and `logprobs`, lists with an entry for each rollout, and may
-  return `env_mask`. Written as JSON, it is one record with these lists.
+- `GRPOTrainer` and `RLOOTrainer` write `completions/completions_STEP.parquet`. Its columns are `step`, `prompt`,
+  `completion`, `advantage`, and one for each reward function.
+- A `rollout_func` returns the lists `prompt_ids`, `completion_ids`, `logprobs` and sometimes `env_mask`, with an entry
+  for each rollout. Its result, written as JSON, is one record.
 
 Sources: trl 1.16.0, `trainer/grpo_trainer.py` (`log`, `_generate`).
 """
@@ -50,11 +50,11 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
 
 
 read_trl = reader(_rollouts)
-"""Yields the rollouts of TRL."""
+"""Yield the rollouts of TRL."""
 
 
 def _completion(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
-    """Return the rollout of a row of logged completions; completions of one prompt in one step are a group."""
+    """Return the rollout of a row of logged completions. Completions of the same prompt and step are a group."""
     prompt = listed(record.get("prompt"), f"{where}: prompt", "user")
     completion = listed(record.get("completion"), f"{where}: completion", "assistant")
     steps = steps_of([_filled(each) for each in prompt], [_filled(each) for each in completion], where)
@@ -70,7 +70,7 @@ def _completion(record: Mapping[str, Any], where: str, fields: Fields) -> Rollou
 
 
 def _scores(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
-    """Yield the value of each reward function: of each column of numbers that has no other meaning."""
+    """Yield the value of each reward function. Every column of numbers without another meaning belongs to one."""
     for name, value in record.items():
         wanted = name == fields.score if fields.score is not None else name not in _KNOWN
         if wanted and not isinstance(value, str) and (number := score_value(value)) is not None:
@@ -78,7 +78,7 @@ def _scores(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
 
 
 def _filled(message: Any) -> Any:
-    """Return a message without the keys of calls that Parquet filled in with None, since other calls have them."""
+    """Return a message without the None values that Parquet fills in for keys of other tool calls."""
     if isinstance(message, list):
         return [_filled(each) for each in message]
     if isinstance(message, Mapping):

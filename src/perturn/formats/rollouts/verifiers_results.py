@@ -1,9 +1,9 @@
-"""Rollouts of verifiers: rows of `results.jsonl`, and episodes of `traces.jsonl`.
+"""Read rollouts of verifiers: rows of `results.jsonl`, and episodes of `traces.jsonl`.
 
 - A row of `results.jsonl` (`vf-eval --save-results`, verifiers up to 0.1 and `verifiers.legacy` of 0.4) has
   `example_id`, `prompt`, `completion` and `reward`. With `--state-columns trajectory` it has the tokens of each call.
 - A line of `traces.jsonl` (`verifiers.v1`, and prime-rl) is an episode with the traces of its agents. A trace is a
-  graph of messages; messages with `sampled` are answers.
+  graph of messages, in which messages with `sampled` are answers.
 
 Sources: verifiers 0.4.0, `legacy/utils/save_utils.py`, `v1/cli/output.py`, `v1/graph.py` and `v1/trace.py`.
 """
@@ -31,7 +31,7 @@ from perturn.formats.rollouts.rollout_records import (
 from perturn.types import Action
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
-"""Stop conditions of traces that are limits, as in `Trace.is_truncated`."""
+"""Stop conditions of traces that count as limits, as in `Trace.is_truncated`."""
 
 
 def is_verifiers(record: Mapping[str, Any]) -> bool:
@@ -52,7 +52,7 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
 
 
 read_verifiers = reader(_rollouts)
-"""Yields the rollouts of verifiers."""
+"""Yield the rollouts of verifiers."""
 
 
 def _result(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
@@ -80,7 +80,7 @@ def _result(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
 
 
 def _call(call: Mapping[str, Any], where: str, tools: tuple[Mapping[str, Any], ...]) -> Step:
-    """Return a step of a trajectory, with the tokens of its call."""
+    """Return a step of a trajectory, with the sampled tokens of its call."""
     prompt = listed(call.get("prompt"), f"{where}: prompt", "user")
     completion = listed(call.get("completion"), f"{where}: completion", "assistant")
     (step, *more) = steps_of(prompt, completion, where, tools)
@@ -93,7 +93,7 @@ def _call(call: Mapping[str, Any], where: str, tools: tuple[Mapping[str, Any], .
 
 
 def _with_tokens(action: Action, tokens: Mapping[str, Any], where: str) -> Action:
-    """Return an answer with the tokens of a call, as far as they are recorded."""
+    """Return an answer with the sampled tokens of its call, if they are recorded."""
     if not tokens.get("completion_ids"):
         return action
     ids = numbers(tokens["completion_ids"], f"{where}: completion_ids", int)
@@ -104,7 +104,7 @@ def _with_tokens(action: Action, tokens: Mapping[str, Any], where: str) -> Actio
 
 
 def _told(error: Any) -> str | None:
-    """Return an error as text; None where there is none."""
+    """Return an error as text; None if there is no error."""
     if not error:
         return None
     held = mapping(error)
@@ -113,7 +113,7 @@ def _told(error: Any) -> str | None:
 
 
 def _episode(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
-    """Yield the rollouts of an episode: one for each trace that is trained on."""
+    """Yield a rollout for each trace of an episode, except traces that are not trained on."""
     task, group = mapping(record.get("task")), mapping(record.get("group"))
     data = mapping(task.get("data"))
     usual = task_of(record, fields, group.get("id") or task.get("key") or task.get("hash") or data.get("idx"))
@@ -159,7 +159,7 @@ def _trace(trace: Mapping[str, Any], task: str | None, where: str, fields: Field
 
 
 def _reward(trace: Mapping[str, Any], where: str) -> float | None:
-    """Return the weighted sum of a trace's rewards; None where scoring did not run."""
+    """Return the weighted sum of a trace's rewards; None if the trace was not scored."""
     given = [mapping(each) for each in mapping(trace.get("rewards")).values() if each is not None]
     for each in given:
         numbers([each.get("score"), each.get("weight", 1.0)], f"{where}: rewards")
@@ -169,7 +169,7 @@ def _reward(trace: Mapping[str, Any], where: str) -> float | None:
 def _node_steps(
     nodes: list[Mapping[str, Any]], where: str, tools: tuple[Mapping[str, Any], ...]
 ) -> Iterator[Step]:
-    """Yield a step for each sampled node, after the messages on its path from the root."""
+    """Yield a step for each sampled node, with the messages on the path from the root to that node."""
     paths: list[tuple[Any, ...]] = []
     for index, node in enumerate(nodes):
         at, parent = f"{where}: nodes[{index}]", node.get("parent")
@@ -186,7 +186,7 @@ def _node_steps(
 
 
 def _sampled(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the tokens of a node that were sampled, by the keys of a call."""
+    """Return the sampled tokens and log-probabilities of a node, under the keys of a call."""
     if not node.get("token_ids"):
         return {}
     ids = numbers(node["token_ids"], f"{where}.token_ids", int)

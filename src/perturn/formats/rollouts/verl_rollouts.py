@@ -1,7 +1,7 @@
-"""Rollouts of verl: the lines of `trainer.rollout_data_dir` and `validation_data_dir`, and outputs of agent loops.
+"""Read rollouts of verl: the lines of `rollout_data_dir` and `validation_data_dir`, and outputs of agent loops.
 
-- A line of `STEP.jsonl` has `input`, `output`, `gts`, `score` and `step`, texts without special tokens, so that a
-  conversation of several turns cannot be told apart and is one turn.
+- A line of `STEP.jsonl` has `input`, `output`, `gts`, `score` and `step`. The texts lack special tokens, so that the
+  turns of a conversation cannot be separated. The whole output is read as one turn.
 - `AgentLoopOutput`, written by `model_dump_json`, has `prompt_ids`, `response_ids`, `response_mask`,
   `response_logprobs` and `reward_score`.
 
@@ -51,11 +51,11 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
 
 
 read_verl = reader(_rollouts)
-"""Yields the rollouts of verl."""
+"""Yield the rollouts of verl."""
 
 
 def _dumped(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
-    """Return the rollout of a dumped generation; generations of one input in one step are a group."""
+    """Return the rollout of a dumped generation. Generations of the same input and step are a group."""
     asked, said = (record.get(key) for key in ("input", "output"))
     if not isinstance(asked, str) or not isinstance(said, str):
         raise bad(f"{where}: input and output", "texts", asked if isinstance(said, str) else said)

@@ -1,4 +1,4 @@
-"""The report's plotly figures: plain data in, a figure out, or a sentence instead of it."""
+"""Plotly figures of the report. Each function takes plain data, and returns a figure or a sentence instead of one."""
 
 from perturn.report.figures.base import theme
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars

@@ -1,4 +1,4 @@
-"""Colours, layout and intervals, as in all figures. Colours of text and grid come with the theme."""
+"""Colours, layout and error bars that all figures share. The page's theme sets the colours of text and grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOTTED = {"dash": "dot", "width": 1.4, "color": GREY}
 
 
 def theme(text: str, grid: str) -> dict[str, Any]:
-    """Return a plotly template of one text colour and one grid colour, for any background of the page."""
+    """Return a plotly template with these colours of text and grid, which fits any background."""
     font = {"family": "system-ui, sans-serif", "size": 12}
     lines = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), grid)
     axis = {**lines, "automargin": True, "title.standoff": 8}
@@ -34,17 +34,17 @@ def theme(text: str, grid: str) -> dict[str, Any]:
 
 
 def number_turns(figure: go.Figure, last: int, most: int) -> go.Figure:
-    """Set the numbers of the turn axis, at most this many."""
+    """Label the turn axis with at most `most` numbers."""
     return figure.update_xaxes(tickformat="d", tickangle=0, dtick=max(1, -(-last // most)))
 
 
 def plain(text: str) -> str:
-    """Return the text that plotly shows as it is, though it reads some elements in labels."""
+    """Escape a text for plotly, which reads some HTML elements in labels."""
     return html.escape(text, quote=False)
 
 
 def policy_colors(policies: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each policy; base and sft keep theirs."""
+    """Return a colour for each policy. The colours of `base` and `sft` are fixed."""
     aligned = [policy for policy in policies if policy not in POLICIES]
     return POLICIES | {policy: OTHERS[index % len(OTHERS)] for index, policy in enumerate(aligned)}
 
@@ -52,8 +52,8 @@ def policy_colors(policies: Iterable[str]) -> dict[str, str]:
 def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:
     """Give a figure a layout with the size, margins, axis titles and legend that all figures share.
 
-    The lines and notes of an earlier layout stay. Plotly takes three times as long to merge settings into a layout
-    as to make a layout.
+    Lines and annotations of an earlier layout are kept. The layout is replaced instead of updated, because plotly takes
+    three times as long to merge settings.
     """
     figure.layout = {
         "shapes": figure.layout.shapes,
@@ -70,7 +70,7 @@ def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 28
 
 
 def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """Return error bars from intervals; of length 0 where there is none."""
+    """Return error bars from intervals, with length 0 for a missing end."""
     both = list(zip(means, ends, strict=True))
     return {
         "array": [0.0 if high is None else max(0.0, high - mean) for mean, (_, high) in both],
@@ -80,5 +80,5 @@ def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dic
 
 
 def solid(color: str) -> dict[str, Any]:
-    """Return a bar with an outline, which is seen where its value is 0."""
+    """Return the style of a bar with an outline, which stays visible at value 0."""
     return {"color": color, "line": {"color": color, "width": 2}}

@@ -1,4 +1,4 @@
-"""A run by iteration: its learning curve, small curves, and where its episodes ended."""
+"""Draw the iterations of a run: its learning curve, small curves of single values, and the bins of its episodes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BINS = {
 }  # fmt: skip
 """Colour of each bin of the ledger."""
 _FADED = 0.18
-"""Opacity of an interval's band."""
+"""Opacity of the band of an interval."""
 _MARKED = 30
-"""Points of a line up to which each is marked."""
+"""Number of points of a line up to which each point has a marker."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A value of each iteration."""
+    """A value of each iteration, drawn as one line."""
 
     part: str
-    """The object of the iteration that holds it: `explored` or `training`."""
+    """Object of the iteration that holds the value: `explored` or `training`."""
     key: str
     interval: str | None = None
     name: str = ""
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one figure."""
+    """Values to draw together in one figure."""
 
     title: str
     lines: tuple[Line, ...]
@@ -58,12 +58,12 @@ class Curve:
 
 
 def learning_curve(summaries: Mapping[str, Mapping[str, Any]], key: str, interval: str) -> go.Figure | None:
-    """Return a score of explored and of evaluated episodes over the iterations trained before, with their intervals.
+    """Draw a score of explored and evaluated episodes, with intervals, against the number of earlier iterations.
 
     Args:
-        summaries: By the run's name.
-        key: `success_rate` or `mean_score`.
-        interval: The key of its interval.
+        summaries: Summaries by the run's name.
+        key: Key of the score: `success_rate` or `mean_score`.
+        interval: Key of the score's interval.
 
     Returns:
         The figure; None if no run has two iterations.
@@ -92,7 +92,7 @@ def learning_curve(summaries: Mapping[str, Mapping[str, Any]], key: str, interva
 
 
 def _scores(summary: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return evaluated policies and how many iterations trained them; the policy that the loop began with has none."""
+    """Return the evaluated policies, each with the number of iterations that trained it."""
     first = {row["name"]: row for row in summary["policies"] if row["name"] in ("base", "sft")}
     start = first.get("sft") or first.get("base")
     made = [
@@ -111,7 +111,7 @@ def _add_scores(
     name: str,
     color: str,
 ) -> None:
-    """Add points with their intervals."""
+    """Add points with error bars to a figure."""
     if not scores:
         return
     means = [row[key] for _, row in scores]
@@ -128,11 +128,11 @@ def _add_scores(
 
 
 def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
-    """Return values of each iteration of some runs; None if no run has a value of two iterations.
+    """Draw a value by iteration for several runs; None if no run has the value at two or more iterations.
 
     Args:
-        runs: Iterations by the run's name.
-        curve: Which values.
+        runs: Iterations of each run, by the run's name.
+        curve: The values to draw.
     """
     figure = go.Figure()
     for line in curve.lines:
@@ -170,7 +170,7 @@ def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
 
 
 def ledger_bars(rows: Rows) -> go.Figure | None:
-    """Return the fates of episodes, or memberships, of each iteration as stacked bars; None if nothing was counted."""
+    """Draw the bins of episodes or memberships in each iteration as stacked bars; None if nothing was counted."""
     counted = [row for row in rows if row["ledger"]]
     if not counted:
         return None
@@ -205,7 +205,7 @@ def _add_line(
     name: str,
     color: str,
 ) -> None:
-    """Add a line, with a band where each point has both ends of an interval."""
+    """Add a line, with a band where points have intervals."""
     x = [at for at, _, _ in points]
     ends = [interval for _, _, interval in points if interval and None not in interval]
     if ends and len(ends) == len(points):

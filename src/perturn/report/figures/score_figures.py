@@ -1,4 +1,4 @@
-"""Scores of policies, by kind of task, by length and task by task; and logged values over optimizer steps."""
+"""Draw scores of policies by kind of task, by length and by task, and logged values over optimizer steps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from perturn.report.figures.base import (
 from perturn.stats import rate_interval
 
 _LENGTHS = 5
-"""Groups of lengths that success is given for, at most."""
+"""Maximum number of length groups for which success is drawn."""
 _TASKS = 400
-"""Tasks whose differences are drawn one by one; of more, every so-manieth."""
+"""Maximum number of tasks whose differences are drawn. Beyond it, tasks are drawn at regular steps."""
 
 
 def score_by_kind(
     by_kind: Mapping[str, Mapping[str, Mapping[str, Any]]], policies: Sequence[str]
 ) -> go.Figure:
-    """Average score of each policy on each kind of task: grouped bars with their intervals."""
+    """Draw the average score of each policy on each kind of task, as grouped bars with intervals."""
     figure = go.Figure()
     for policy in policies:
         cells = {kind: row[policy] for kind, row in by_kind.items() if policy in row}
@@ -56,13 +56,13 @@ def score_by_kind(
 
 
 def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | str | None:
-    """Return success rate of episodes of about equal length, with Wilson intervals.
+    """Draw the success rate of episodes grouped by length, with Wilson intervals.
 
     Args:
-        lengths: By policy, the turns of each episode and whether it succeeded.
+        lengths: Number of turns and success of each episode, by policy.
 
     Returns:
-        The figure; a sentence if all lengths are equal, and None if there is no episode.
+        The figure; a sentence if all lengths are equal; None without episodes.
     """
     found = {turns for episodes in lengths.values() for turns, _ in episodes}
     if len(found) == 1:
@@ -90,7 +90,7 @@ def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.F
 
 
 def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figure | str | None:
-    """Return a's score minus b's on each task, from largest loss to largest gain; a sentence if all tie."""
+    """Draw the score of `a` minus the score of `b` on each task in ascending order; a sentence if all tasks tie."""
     rows = sorted((a[task] - b[task], task) for task in a.keys() & b.keys())
     if not rows:
         return None
@@ -113,7 +113,7 @@ def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figur
 
 
 def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int, bool]]]:
-    """Return episodes by length: a group a length if there are few lengths, or else groups of about equal size."""
+    """Group episodes by length: one group for each length if there are few lengths, else groups of similar size."""
     ordered = sorted(episodes)
     turns = [length for length, _ in ordered]
     edges = np.unique(turns)
@@ -131,29 +131,29 @@ def _span(group: Sequence[tuple[int, bool]]) -> str:
 
 
 MOST_POINTS = 2000
-"""Points of one curve; more cannot be told apart on a screen."""
+"""Maximum number of points of a curve. More points cannot be distinguished on a screen."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Logged values that are drawn in one figure."""
+    """Logged values to draw together in one figure."""
 
     title: str
     keys: tuple[str, ...]
     caption: str = ""
     log: bool = False
-    """Whether the axis is logarithmic where the values span more than a factor of 100."""
+    """Whether the axis is logarithmic if the values span more than a factor of 100."""
 
 
 def metric_lines(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart, *, height: int = 240
 ) -> go.Figure | str | None:
-    """Return logged values over optimizer steps, or in a sentence if there was one step; None if none was logged.
+    """Draw logged values over optimizer steps; a sentence for a single step, None if nothing was logged.
 
     Args:
         runs: Rows of each run's metrics file, by the run's name.
-        chart: Which values.
-        height: Of the figure, in pixels.
+        chart: The values to draw.
+        height: Height of the figure, in pixels.
     """
     figure = go.Figure()
     for index, (run, key) in enumerate((run, key) for key in chart.keys for run in runs):
@@ -191,7 +191,7 @@ def metric_lines(
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Return (step, value) of the rows that have the value; long curves are thinned to a screen's resolution."""
+    """Return (step, value) of the rows that have the value, thinned to at most about `MOST_POINTS` points."""
     points = [
         (row.get("step", position), row[key]) for position, row in enumerate(rows) if is_number(row.get(key))
     ]
@@ -207,7 +207,7 @@ def _line_name(run: str, key: str, chart: Chart, runs: int) -> str:
 
 
 def _line_style(run: str, key: str, runs: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return one run: a colour a value. Several: a colour a run, and dashes for the rejected side."""
+    """Return the style of a line. A single run has a colour for each value; several runs have a colour for each run."""
     name = key.rsplit("/", 1)[-1]
     if len(runs) == 1:
         known = SIDES | {"margins": OTHERS[1]}

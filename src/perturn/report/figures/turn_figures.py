@@ -1,4 +1,4 @@
-"""Confidence and weight of turns."""
+"""Draw the confidence and the weight of turns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from perturn.stats import cluster_interval
 _FADED = {"chosen": "rgba(59, 130, 196, 0.18)", "rejected": "rgba(207, 92, 54, 0.18)"}
 _SIGNED = [[0.0, SIDES["rejected"]], [0.5, "rgba(128, 138, 148, 0.25)"], [1.0, SIDES["chosen"]]]
 _UNSIGNED = [[0.0, "rgba(128, 138, 148, 0.25)"], [1.0, "#e0982c"]]
-_WEIGHTS = ["#9fb0c0", "#e0982c"]  # the lowest, the highest
+_WEIGHTS = ["#9fb0c0", "#e0982c"]  # lowest and highest weight
 
 
 def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: float | None) -> go.Figure:
-    """Return the confidence of each turn of one episode, coloured by the weight the turn is given.
+    """Draw the confidence of each turn of an episode, coloured by the weight of the turn.
 
     Args:
         side: One side of a row of `metrics/confidence.jsonl`.
-        actions: Text of each turn.
-        pivot: Where to draw a dotted line.
+        actions: Text of each turn's action.
+        pivot: Confidence at which a dotted line is drawn; None for no line.
     """
     confidence, weight = side["confidence"], [round(value, 6) for value in side["weight"]]
     numbers, said = _numbers(side, confidence), dict(enumerate(actions))
@@ -54,13 +54,13 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
 def values_by_turn(
     rows: Sequence[Mapping[str, Any]], key: str, title: str, pivot: float | None = None
 ) -> go.Figure | None:
-    """Return the mean of a value over all first turns, all second turns and so on, with its 95 % interval.
+    """Draw the mean of a value by turn number, with its 95 % interval.
 
     Args:
-        rows: Of `metrics/confidence.jsonl`, one per pair.
+        rows: Rows of `metrics/confidence.jsonl`, one for each pair.
         key: `confidence` or `weight`.
-        title: Of the axis.
-        pivot: Where to draw a dotted line.
+        title: Title of the axis.
+        pivot: Value at which a dotted line is drawn; None for no line.
 
     Returns:
         The figure; None if no turn has a value.
@@ -82,7 +82,7 @@ def values_by_turn(
 
 
 def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) -> None:
-    """Add a line of means over turns, with its interval as a band."""
+    """Add a line of means by turn number, with its interval as a band."""
     x = [turn + 1 for turn in turns]
     found = [
         cluster_interval(values, list(range(len(values))), bounds=(0.0, max(1.0, *values)))
@@ -111,7 +111,7 @@ def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) ->
 
 
 def confidence_spread(rows: Sequence[Mapping[str, Any]], pivot: float | None) -> go.Figure | None:
-    """Return how the confidences of all chosen and of all rejected turns are spread; None if there is none."""
+    """Draw the distributions of confidence over all chosen and all rejected turns; None without such values."""
     figure = go.Figure()
     edges = np.linspace(0, 1, 21)
     for side, color in SIDES.items():
@@ -144,12 +144,12 @@ def _weight_color(weight: float, levels: Sequence[float]) -> str:
 
 
 def _numbers(side: Mapping[str, Any], values: Sequence[Any]) -> Sequence[int]:
-    """Return the turn that each value belongs to."""
+    """Return the turn of each value."""
     return side.get("turn") or range(len(values))
 
 
 def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[float]]:
-    """Return values of all first turns, all second turns and so on; rounding may have put a confidence above 1."""
+    """Return the values by turn number. A confidence above 1, due to rounding, becomes 1."""
     found: dict[int, list[float]] = {}
     for side in sides:
         for turn, value in zip(_numbers(side, side[key]), side[key], strict=False):
@@ -159,12 +159,10 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
 
 
 def group_map(samples: Sequence[Mapping[str, Any]]) -> go.Figure | None:
-    """Return the weight of each turn of the samples of one task, a row per sample.
-
-    None if no turn has a weight.
+    """Draw the weight of each turn in the samples of a task, with one row per sample; None without weights.
 
     Args:
-        samples: As `groups.shown_group` has them.
+        samples: Samples returned by `episode_view.shown_group`.
     """
     known = [value for one in samples for value in one["weights"] if value is not None]
     if not known:

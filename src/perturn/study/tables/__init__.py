@@ -1,1 +1,1 @@
-"""Verdicts of a study: records, comparisons, tables, figures and the page."""
+"""Verdicts of a study: its records, comparisons, tables, figures and page."""

@@ -1,4 +1,4 @@
-"""Methods against each other, paired by task and seed, corrected for how many there are, with the power of each."""
+"""Compare methods, paired by task and seed. Correct for the number of comparisons, and compute the power of each."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from perturn.study.tables.verdict_text import verdict
 
 LEVEL, POWER = 0.05, 0.8
 TWO = 2
-"""With this number of bases, or of seeds with one base each, there are differences and no interval: Student's quantile
-is 12.7."""
+"""With this number of base models (or of seeds, if each has its own base model), no interval is given. Student's 97.5%
+quantile is 12.7 for two values."""
 
 
 def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:
-    """Return the comparisons of both families: `primary`, corrected by Holm, and `others`, with q-values.
+    """Return the pairs of both families: `primary`, corrected by Holm's method, and `others`, with q-values.
 
-    The model before training is in neither.
+    The model before training is in neither family.
 
     Args:
         study: The study.
-        methods: Methods with an episode. Methods of the study file count in any case.
+        methods: Methods that have an episode. Methods of the study file are always included.
     """
     names = dict.fromkeys([*study.planned, *methods])
     compared = [(name, study.baseline) for name in names if name not in (BASE, study.baseline)]
@@ -52,18 +52,18 @@ def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pai
 
 
 def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) -> dict[Pair, dict[str, Any]]:
-    """Return each method against the baseline, and further pairs, on the seeds and tasks that both have.
+    """Compare each method with the baseline, and compare the further pairs, on their common seeds and tasks.
 
-    Seeds of one base are averaged first, so that one base counts once. Comparisons without a score count in the
-    correction too, since it is made for all that are looked for, not for those that came first.
+    Seeds with the same base model are averaged first, so that each base model counts once. The correction also counts
+    planned comparisons that have no score yet.
 
     Args:
-        study: The study, with the comparisons that it names.
-        tables: Scores of each method, the baseline among them.
-        bounds: Lowest and highest score possible, or None if there are none.
+        study: The study, which names the comparisons.
+        tables: Scores of each method, including the baseline.
+        bounds: Lowest and highest possible score; None if scores are unbounded.
 
     Returns:
-        A row per pair; none for two that share nothing.
+        A row for each pair of methods that has a common seed and task.
     """
     scores = with_means(tables, study.means)
     rows: dict[Pair, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) 
 
 
 def share_that_differs(scores: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float | None:
-    """Share of tasks on which two seeds of one method differ, over all pairs of seeds; None for one seed."""
+    """Return the share of tasks on which two seeds of a method differ, averaged over pairs; None for one seed."""
     pairs = list(combinations(seeds, 2))
     if not pairs or not tasks:
         return None
@@ -99,25 +99,25 @@ def share_that_differs(scores: Scores, seeds: Sequence[int], tasks: Sequence[str
 
 
 def ends(low: float, high: float) -> list[float | None]:
-    """Return both ends of an interval; None for an end that the data cannot give."""
+    """Return both ends of an interval, with None for an infinite or undefined end."""
     return [end if math.isfinite(end) else None for end in (low, high)]
 
 
 def _share_of_pairs(a: Scores, b: Scores, seeds: Sequence[int], tasks: Sequence[str]) -> float:
-    """Share of seeds and tasks on which two methods differ."""
+    """Return the share of seeds and tasks on which the scores of two methods differ."""
     return fmean(abs(a[seed][task] - b[seed][task]) > 1e-12 for seed in seeds for task in tasks)
 
 
 def _numbers(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], bounds: Bounds, size: int
 ) -> dict[str, Any]:
-    """Return numbers of one comparison.
+    """Return the statistics of one comparison.
 
     Args:
-        a: Scores of the method, a row a base.
-        b: Scores of the other method.
-        bounds: Lowest and highest score possible, or None if there are none.
-        size: Primary comparisons, if this is one; else 1.
+        a: Scores of the method [base models, tasks].
+        b: Scores of the other method [base models, tasks].
+        bounds: Lowest and highest possible score; None if scores are unbounded.
+        size: Number of primary comparisons if this comparison is primary, else 1.
     """
     found = crossed_comparison(a, b, bounds=bounds)
     wide = found if size == 1 else crossed_comparison(a, b, 1 - LEVEL / size, bounds=bounds)
@@ -143,7 +143,7 @@ def _numbers(
 def _seed_row(
     seed: int, a: Mapping[str, float], b: Mapping[str, float], tasks: Sequence[str], bounds: Bounds
 ) -> dict[str, Any]:
-    """Return one seed: its difference, and McNemar's exact test where scores are the lowest or the highest."""
+    """Return the comparison on one seed. McNemar's exact test is used if all scores are at their bounds."""
     one = paired_comparison(
         {task: a[task] for task in tasks}, {task: b[task] for task in tasks}, bounds=bounds
     )
@@ -164,9 +164,10 @@ _CORRECTIONS = {"primary": holm, "others": benjamini_hochberg}
 
 
 def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence[Pair]]) -> None:
-    """Add each comparison's family, and its p-values corrected for this family; without a family they stay.
+    """Add the family of each comparison, and its p-values corrected for that family.
 
-    A comparison without a p-value counts as one of 1, so that every other one is corrected as if it were the smaller.
+    A comparison in no family keeps its p-values. A planned comparison without a p-value counts with a p-value of 1, so
+    that it still enlarges its family.
     """
     for row in rows.values():
         row["family"] = None
@@ -183,10 +184,10 @@ def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence
 
 
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
-    """Return the true difference that would have been found with a chance of `POWER`, were it the only one.
+    """Return the smallest true difference that this comparison would detect with probability `POWER`.
 
-    By the errors that were observed; at the strictest step of the correction. None if no score differed, so that the
-    variance of a difference is unknown.
+    The result uses the observed standard errors, and the level of the strictest step of the correction. It is None if
+    no score differed, since the variance of a difference is then unknown.
     """
     spreads = [one for one in (found.spread, found.spread_of_tasks) if one.error > 0]
     sizes = [

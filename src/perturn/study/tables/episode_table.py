@@ -1,7 +1,7 @@
-"""Rows of a study's episodes: one Parquet file, compressed with zstd.
+"""Read and write the episodes of a study, in one Parquet file compressed with zstd.
 
-A study has tens of thousands of rows whose texts repeat, so Parquet takes less than a hundredth of the space of JSON
-lines.
+A study has tens of thousands of rows with repeated texts. Parquet needs less than a hundredth of the space of JSON
+lines for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perturn.io.read_input import check_shape
 from perturn.table import require_library
 
 EPISODES = "episodes.parquet"
-"""The file, in a study's folder, that holds the rows."""
+"""Name of the file with the rows, in a study's folder."""
 
 
 class EpisodeRow(TypedDict):
@@ -40,14 +40,14 @@ class EpisodeRow(TypedDict):
     turns: Count
     invalid: Count
     failed: NotRequired[bool]
-    """Whether the environment or the engine raised; such an episode is not a success, and its score is 0."""
+    """Whether the environment or the engine raised an error. Such an episode has score 0 and no success."""
 
 
 _MAY_BE_ABSENT = {"failed"}
 
 
 def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the rows of a study's episodes, whole or not at all.
+    """Write the episodes of a study, replacing the file atomically.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -70,7 +70,7 @@ def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_episodes(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a study's episodes; none if the file is not there.
+    """Return the episodes of a study; empty if the file does not exist.
 
     Raises:
         RunError: If the file is not Parquet, or a row lacks a value.
@@ -91,7 +91,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
 
 
 def check_parquet() -> None:
-    """Reject a study, before its work, where no library can write its episodes.
+    """Raise an error before a study starts, if pyarrow is missing and episodes could not be written.
 
     Raises:
         ConfigError: If pyarrow is not installed.
@@ -100,6 +100,6 @@ def check_parquet() -> None:
 
 
 def _parquet() -> tuple[Any, Any]:
-    """Return pyarrow and its Parquet module, an optional dependency."""
+    """Import pyarrow, an optional dependency, and return it with its Parquet module."""
     check_parquet()
     return import_module("pyarrow"), import_module("pyarrow.parquet")

@@ -1,4 +1,4 @@
-"""The figures of a study's page: differences to the baseline, success against swept settings, and against length."""
+"""Draw the figures of a study's page: differences from the baseline, and success by swept setting and by length."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from perturn.study.tables.study_records import BASE
 COLORS = (
     "#3b82c4", "#e0982c", "#6a9f58", "#a06cb0", "#cf5c36", "#2a9d8f", "#8d6e63", "#d1638f", "#5c6bc0", "#9e9d24",
 )  # fmt: skip
-"""One a method, the baseline not counted; an eleventh has the first again, and another mark."""
+"""Colours of the methods other than the baseline. Beyond ten methods, colours repeat with another marker."""
 _MARKS = ("circle", "square", "triangle-up")
 _OF_A_MEAN = {"color": GREY}
 _FACTOR = 5
-"""Swept numbers that span more than this factor are drawn on a logarithmic axis."""
+"""Ratio of the largest to the smallest swept number above which the axis is logarithmic."""
 
 
 def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
-    """Return colour and mark of each method, the same in all figures."""
+    """Return the colour and the marker of each method, which all figures share."""
     others = [method for method in methods if method != baseline]
     found = {
         method: {"color": COLORS[i % len(COLORS)], "symbol": _MARKS[i // len(COLORS) % len(_MARKS)]}
@@ -35,14 +35,14 @@ def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
 def differences(
     comparisons: Sequence[Mapping[str, Any]], measure: str, style: Mapping[str, Any]
 ) -> go.Figure | None:
-    """Return the difference of each comparison with its interval, and of each seed; None if nothing is compared.
+    """Draw the difference of each comparison with its interval, and of each seed; None if nothing is compared.
 
-    The model before training is far off, and would leave no room for the others.
+    The model before training is left out, since its large difference would compress all others.
 
     Args:
-        comparisons: `name`, `method` and, by measure, the comparison.
-        measure: `success`, whose differences are given in points, or `score`.
-        style: Of each method.
+        comparisons: Rows with `name`, `method`, and a comparison for each measure.
+        measure: `success`, whose differences are drawn in points (hundredths), or `score`.
+        style: Colour and marker of each method.
     """
     shown = [each for each in comparisons if each[measure] and each[measure]["family"]]
     if not shown:
@@ -83,21 +83,21 @@ def differences(
 
 
 def swept_keys(tuning: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return settings that any point names."""
+    """Return the settings that occur in any point of a sweep."""
     return list(dict.fromkeys(key for row in tuning for key in row["point"]))
 
 
 def tuning_curve(
     tuning: Sequence[Mapping[str, Any]], key: str, style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | None:
-    """Return success on the tuning tasks against a swept setting, a line for each method.
+    """Draw success on the tuning tasks against a swept setting, with a line for each method.
 
-    A method without a point is a dotted line.
+    A method without any swept settings is drawn as a dotted line.
 
     Args:
-        tuning: Points, as in the summary.
-        key: The setting.
-        style: Of each method.
+        tuning: Rows of points, as in the summary.
+        key: Dotted key of the setting.
+        style: Colour and marker of each method.
 
     Returns:
         The figure; None if no point names the setting.
@@ -139,7 +139,7 @@ def _add_points(
     style: Mapping[str, str],
     numbers: bool,
 ) -> None:
-    """Add a line of points; the chosen point is large."""
+    """Add the line of a method, with a large marker at the chosen point."""
     means = [row["success"]["mean"] for row in rows]
     figure.add_scatter(
         name=plain(name),
@@ -157,7 +157,7 @@ def _add_points(
 def lengths(
     played: Mapping[str, Sequence[Mapping[str, Any]]], style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | str | None:
-    """Return success of test episodes by the turns they took, a line per method."""
+    """Draw the success of test episodes by their number of turns, with a line for each method."""
     figure = success_by_length(
         {method: [(row["turns"], row["success"]) for row in rows] for method, rows in played.items() if rows}
     )

@@ -1,4 +1,4 @@
-"""The page of a study: verdicts, tuning and cost, made from the study's folder alone."""
+"""Write the page of a study, with verdicts, tuning and cost, from the files in the study's folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _STYLES = [ASSETS / "base.css", ASSETS / "report.css"]
 
 
 def write_study_page(folder: Path) -> Path:
-    """Write `summary.json`, `report.html` and `table.md` of a study, each whole or not at all.
+    """Write `summary.json`, `report.html` and `table.md` of a study, each atomically.
 
     Args:
-        folder: Of the study; it may be unfinished.
+        folder: Folder of the study, which may be unfinished.
 
     Returns:
         The path of the page.
@@ -51,14 +51,14 @@ def write_study_page(folder: Path) -> Path:
 
 
 def page(study: RecordedStudy, summary: Mapping[str, Any]) -> str:
-    """Fill the template.
+    """Fill the template of the page.
 
     Args:
         study: The study.
-        summary: Its numbers, as `verdicts.summarize` gives them.
+        summary: Numbers of the study, as returned by `verdicts.summarize`.
 
     Returns:
-        The whole page, which fetches nothing.
+        The HTML of the whole page, which loads nothing from elsewhere.
     """
     values = {
         "title": study.name,
@@ -76,12 +76,12 @@ def page(study: RecordedStudy, summary: Mapping[str, Any]) -> str:
 
 
 def point_lines(point: Mapping[str, Any]) -> str:
-    """Return a point in short: keys by their last part."""
+    """Return a point as short text, with only the last part of each key."""
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point.items())
 
 
 def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment in the form that the page reads, with more than the summary."""
+    """Return the data of an environment that the template reads, which extends the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
@@ -106,7 +106,7 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
 
 
 def _comparisons(found: Mapping[str, Any], baseline: str) -> list[dict[str, Any]]:
-    """Return all comparisons of an environment with their names: those with the baseline by the method alone."""
+    """Return all named comparisons of an environment. A comparison with the baseline is named by its method."""
     measures, methods = found["measures"], {row["method"] for row in found["methods"]}
     return [
         {"name": row["method"], "method": row["method"]} | {each: row[each]["against"] for each in measures}
@@ -141,19 +141,19 @@ def _curves(
 _SIZE = "tasks × seeds"
 _COMPARED = ("p", "q", "smallest detectable", "verdict")
 _BAR = r"\|"
-"""A bar that ends no cell."""
+"""Escaped bar, which does not end a cell of a table."""
 _TAG = re.compile(r"<(?=[\w/!?])")
-"""The beginning of HTML."""
+"""Pattern of the beginning of an HTML tag."""
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return each environment of a study: its methods, the further comparisons, and notes on the numbers.
+    """Return the tables of each environment: methods, primary and further comparisons, and notes on the numbers.
 
     Args:
-        summary: The study's numbers, as `verdicts.summarize` gives them.
+        summary: Numbers of the study, as returned by `verdicts.summarize`.
 
     Returns:
-        Markdown without headings, so that it fits below any.
+        Markdown without headings, so that it fits below any heading.
     """
     parts = [
         part
@@ -167,7 +167,7 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator[str]:
-    """Yield the parts of an environment, which empty lines part."""
+    """Yield the sections of an environment, to be separated by empty lines."""
     protocol = f": {protocol_line(found['protocol'])}" if found["protocol"] else ""
     yield _plain(f"**{name}**{protocol}.")
     for measure in found["measures"]:
@@ -193,11 +193,11 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
 
 
 def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
-    """Return an explanation of the numbers.
+    """Return an explanation of the numbers on the page.
 
     Args:
-        comparisons: How many of each family.
-        measures: What is compared; each measure has its own families.
+        comparisons: Number of comparisons in each family.
+        measures: Compared measures, each with families of its own.
     """
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""
@@ -221,7 +221,7 @@ def _counted(comparisons: int) -> str:
 
 
 def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
-    """Return a method: its mean, and its comparison with the baseline."""
+    """Return the row of a method: its mean, and its comparison with the baseline."""
     found = row[measure]
     verdict = "baseline" if row["method"] == baseline else "–" if row["episodes"] else "no episode"
     return [
@@ -234,7 +234,7 @@ def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
 
 
 def _primary(row: Mapping[str, Any], measure: str) -> list[str]:
-    """Return a primary comparison: interval and p are of the family."""
+    """Return the row of a primary comparison. Its interval and p-value are corrected for the family."""
     found, name = row[measure], f"{row['method']} against {row['other']}"
     if found is None:
         return [name, "–", "–", "–", "–", "not compared"]
@@ -243,14 +243,14 @@ def _primary(row: Mapping[str, Any], measure: str) -> list[str]:
 
 
 def _further(row: Mapping[str, Any], measure: str) -> list[str]:
-    """Return a comparison of two methods."""
+    """Return the row of a further comparison."""
     found = row[measure]
     size = _size_of(found) if found else "–"
     return [f"{row['method']} against {row['other']}", size, *_comparison(found, measure, "not compared")]
 
 
 def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> list[str]:
-    """Return difference, p, q, the smallest difference and the verdict, which is given where nothing is compared."""
+    """Return cells of a table: difference, p, q, smallest detectable difference, and verdict."""
     if found is None:
         return ["–", "–", "–", "–", verdict]
     q = {"primary": "primary", "others": p_value(found["corrected"])}.get(found["family"], "–")
@@ -259,7 +259,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Return the difference with its interval (or of two bases), the smallest detectable one, and the verdict."""
+    """Return cells of a table: the difference with its interval, the smallest detectable difference, the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]
@@ -269,7 +269,7 @@ def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[
 
 
 def _mean(found: Mapping[str, Any], measure: str) -> str:
-    """Return a mean with its interval, or with the means of two bases."""
+    """Return a mean with its interval. With two base models, return their two means instead of the interval."""
     if len(found["by_base"]) == TWO:
         return f"{_level(found['mean'], measure)} ({', '.join(_level(each, measure) for each in found['by_base'])})"
     return _estimate(found["mean"], found["interval"], measure, _level)
@@ -287,7 +287,7 @@ def _size(tasks: int, seeds: int, bases: int) -> str:
 def _estimate(
     mean: float, ends: Sequence[float | None], measure: str, said: Callable[[float | None, str], str]
 ) -> str:
-    """Return a number with its interval."""
+    """Return a number with its interval as text."""
     low, high = (said(end, measure) for end in ends)
     return f"{said(mean, measure)} [{low}, {high}]"
 
@@ -310,5 +310,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text in one line, in which nothing is HTML."""
+    """Return a text on one line and with escaped HTML."""
     return _TAG.sub("&lt;", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Contents of a study's folder, read once for its verdicts: settings, cells, and the outcome of every episode."""
+"""Read a study's folder for its verdicts: settings, cells, and the outcome of every episode."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from perturn.study.settings import Side, side_name
 from perturn.study.tables.episode_table import EPISODES, read_episodes
 
 Pair = tuple[str, str]
-"""A method, and the method that it is compared with."""
+"""A method, and the method with which it is compared."""
 PROTOCOLS = "protocols.json"
-"""The note, in a study's folder, of the conditions of its scores."""
+"""Name of the file in a study's folder that records the conditions of its scores."""
 _OF_ONE_SEED = ("seed", "maker")
-"""Keys of a stamp that are one seed's alone."""
+"""Keys of a stamp that differ between seeds."""
 BASE, SFT = "base", "sft"
-"""Policies that no method made; they are scored on the test tasks as methods are."""
+"""Methods that only score the model or stop after SFT. They are scored on the test tasks like other methods."""
 
 
 _TwoSides = Annotated[list[Side], Field(min_length=2, max_length=2)]
@@ -50,54 +50,54 @@ class CellRow(TypedDict):
 Episodes = Sequence[Mapping[str, Any]]
 """Rows of `episodes.parquet`."""
 Scores = Mapping[int, Mapping[str, float]]
-"""A number of each episode, by seed and task."""
+"""One number for each episode, by seed and task."""
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """One study's folder in memory."""
+    """Contents of a study's folder."""
 
     folder: Path
     name: str
     baseline: str
     settings: Mapping[str, Any]
-    """The study file, with its defaults."""
+    """Settings of the study file, including defaults."""
     primary: list[Pair]
-    """Comparisons that the study is made for."""
+    """Main comparisons of the study."""
     further: list[Pair]
-    """All comparisons of the study file except a method's with the baseline; primary ones come first."""
+    """All comparisons of the study file except the comparisons with the baseline. Primary comparisons come first."""
     means: Mapping[str, Sequence[str]]
-    """Methods of each mean that is compared, by its name."""
+    """Methods of each mean that is compared, by the name of the mean."""
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """Conditions of the scores on the test tasks, by environment and method, without conditions of single seeds. A
-    method without runs has none."""
+    """Conditions of the scores on the test tasks, by environment and method. Conditions that differ between seeds are
+    left out. A method without runs has no entry."""
 
     @cached_property
     def bases(self) -> Bases:
-        """The base that each seed begins with."""
+        """Base model that each seed starts from."""
         return bases_of(self.settings)
 
     @property
     def planned(self) -> list[str]:
-        """Methods of the study file."""
+        """Methods in the study file."""
         return list(self.settings.get("methods") or {})
 
     @property
     def environments(self) -> list[str]:
-        """Methods that any cell or episode names."""
+        """Environments that occur in a cell or an episode."""
         return list(dict.fromkeys(row["environment"] for row in (*self.cells, *self.episodes)))
 
     def methods(self, environment: str) -> list[str]:
-        """Return methods of an environment: base and SFT first, then as the study names them."""
+        """Return the methods of an environment: first `base` and `sft`, then the others in the study's order."""
         rows = (*self.cells, *self.episodes)
         found = dict.fromkeys(row["method"] for row in rows if row["environment"] == environment)
         order = [BASE, SFT, *self.planned, *found]
         return [name for name in dict.fromkeys(order) if name in found]
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
-        """Return episodes of a method on a task list."""
+        """Return the episodes of a method on a task list."""
         return self._by_method.get((panel, environment, method), [])
 
     @cached_property
@@ -109,7 +109,7 @@ class RecordedStudy:
 
 
 def read_recorded(folder: Path) -> RecordedStudy:
-    """Read a study's folder, finished or not.
+    """Read a study's folder. The study may be unfinished.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -142,10 +142,10 @@ def read_recorded(folder: Path) -> RecordedStudy:
 
 
 def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str, float]]:
-    """Return a number of each episode by seed and task, samples of a task averaged.
+    """Return a number of each episode by seed and task, averaged over the samples of a task.
 
     Args:
-        episodes: Of one method on one task list.
+        episodes: Episodes of one method on one task list.
         key: `success`, `score`, `turns` or `invalid`.
     """
     found: dict[int, dict[str, list[float]]] = {}
@@ -157,7 +157,7 @@ def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str
 
 
 def shared(*tables: Scores) -> tuple[list[int], list[str]]:
-    """Return seeds that all tables have, and tasks that all of them have under each of these seeds."""
+    """Return the seeds that all tables have, and the tasks that all tables have under each of these seeds."""
     first, *others = tables
     seeds = [seed for seed in first if all(seed in other for other in others)]
     panels = [each[seed].keys() for each in tables for seed in seeds]
@@ -168,12 +168,12 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
 
 
 def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
-    """Return a row for seeds that count together, which is their mean; a column per task."""
+    """Average scores over groups of seeds. The result has a row for each group and a column for each task."""
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
 def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
-    """Return scores of each method, and of each mean of methods on the seeds and tasks that all of them have."""
+    """Return the scores of each method and of each mean. A mean uses the seeds and tasks that its methods share."""
     found = dict(tables)
     for name, methods in means.items():
         members = [tables.get(method, {}) for method in methods]
@@ -185,17 +185,17 @@ def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]])
 
 
 def _pairs(settings: Mapping[str, Any], key: str, file: Path) -> list[list[Side]]:
-    """Return comparisons under a key of a study file."""
+    """Return the comparisons under a key of a study file."""
     named = settings.get(key) or []
     found: list[list[Side]] = check_shape(named, list[_TwoSides], f"{file}: {key}", RunError, REMEDY)
     return found
 
 
 def read_cells(file: Path) -> list[dict[str, Any]]:
-    """Return rows of `cells.json`.
+    """Return the rows of `cells.json`.
 
     Raises:
-        RunError: If it is malformed.
+        RunError: If the file is malformed.
     """
     text = read_text(file, RunError, REMEDY)
     found: list[dict[str, Any]] = check_shape(
@@ -205,9 +205,9 @@ def read_cells(file: Path) -> list[dict[str, Any]]:
 
 
 def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the stamp of the last run of the first finished cell of each method on the test tasks.
+    """Return the stamp of each method's scores, from the scoring run of its first finished test cell.
 
-    If that run is deleted, the record in `protocols.json`.
+    If that run is deleted, the record in `protocols.json` is used.
     """
     noted = read_note(folder / PROTOCOLS, dict[str, dict[str, dict[str, Any]]]) or {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -223,22 +223,23 @@ def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 _OF_THE_BASE = ("base", "model")
-"""Sections of a recipe that decide what a run begins with."""
+"""Sections of a recipe that decide from which model a run starts."""
 
 Bases = Mapping[int, str]
-"""The base that each seed begins with; a seed that is not listed has its own base."""
+"""Base model that each seed starts from. A seed that is not listed has a base model of its own."""
 
 
 def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:
-    """Return seeds with their bases; seeds with equal `by_seed` values of `base` and `model` share one.
+    """Return the base model of each seed. Seeds with equal `by_seed` values of `base` and `model` share a base model.
 
-    Where `by_seed` has neither section, all of its values count, since seeds share what they stand for as well.
+    If `by_seed` has neither section, seeds with equal values of all its settings share a base model.
 
     Args:
-        settings: The study file, with its defaults.
+        settings: Settings of the study file, including defaults.
 
     Returns:
-        None where all seeds share one: the study has then no other sample than its seeds.
+        Base model of each seed. The result is empty if all seeds share one base model, since the seeds are then the
+        only sample.
     """
     keys = _keys(settings) or list(settings.get("by_seed") or {})
     found = _values(settings, keys)
@@ -246,11 +247,11 @@ def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:
 
 
 def has_one_base(settings: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether all seeds begin with one base that the study makes or names for them.
+    """Return whether all seeds start from one base model that the study trains or names.
 
     Args:
-        settings: The study file, with its defaults.
-        cells: Of one environment.
+        settings: Settings of the study file, including defaults.
+        cells: Cells of one environment.
     """
     keys = _keys(settings)
     is_own = bool(keys) or any(row.get("makes_base") for row in cells)
@@ -258,7 +259,7 @@ def has_one_base(settings: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]
 
 
 def seeds_by_base(seeds: Sequence[int], bases: Bases) -> list[list[int]]:
-    """Return seeds by base, in the order of their first ones."""
+    """Return the seeds grouped by base model, in the order of each group's first seed."""
     found: dict[str, list[int]] = {}
     for seed in seeds:
         found.setdefault(bases.get(seed, f"seed {seed}"), []).append(seed)
@@ -270,7 +271,7 @@ def _keys(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _values(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[int, str]:
-    """Return values that go with each seed at these keys, repeated where there are fewer values than seeds."""
+    """Return the values of these keys for each seed, as text. The values repeat if there are fewer than seeds."""
     given = settings.get("by_seed") or {}
     return {
         seed: repr([given[key][index % len(given[key])] for key in keys])

@@ -1,4 +1,4 @@
-"""Wording of a study's verdicts. No difference seen does not prove that there is none."""
+"""Wording of a study's verdicts. A missing difference is never reported as proof of equality."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ WORDS = {
     "these seeds": "shown for these seeds only",
     "unseen": "no difference seen",
 }
-"""Each verdict in a cell of a table."""
+"""Text of each verdict in a table."""
 
 
 def verdict(row: Mapping[str, Any], level: float) -> str:
-    """Return a comparison in one of `WORDS`.
+    """Return the verdict of a comparison, a key of `WORDS`.
 
     Args:
-        row: A comparison, with its corrected p-values.
-        level: Of the test.
+        row: A comparison with corrected p-values.
+        level: Significance level of the test.
     """
     low, high = row["interval"]
     if len(row["seeds_by_base"]) > 1 and row["corrected"] is not None and row["corrected"] < level:
@@ -31,25 +31,25 @@ def verdict(row: Mapping[str, Any], level: float) -> str:
 
 
 def sentences(method: str, row: Mapping[str, Any], measure: str = "success") -> tuple[str, str]:
-    """Return a comparison in words: the verdict, and its evidence.
+    """Return two sentences on a comparison: its verdict and its evidence.
 
     Args:
-        method: Its name.
-        row: Its comparison, with the verdict.
+        method: Name of the method.
+        row: Comparison of the method, with its verdict.
         measure: `success`, whose differences are given in points, or `score`.
     """
     return _verdict(method, row, measure), _evidence(row, measure)
 
 
 def points(value: float | None, measure: str = "success") -> str:
-    """Return a difference with its sign; of success in points, which are hundredths."""
+    """Return a difference with its sign. Differences of success are in points, which are hundredths."""
     if value is None:
         return "?"
     return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3f}"
 
 
 def p_value(value: float | None) -> str:
-    """Return a p-value or q-value; a dash where there is none."""
+    """Return a p-value or q-value as text; a dash if it is None."""
     if value is None:
         return "–"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
@@ -67,7 +67,7 @@ def _verdict(method: str, row: Mapping[str, Any], measure: str) -> str:
 
 
 def _limit(row: Mapping[str, Any], measure: str) -> str:
-    """Return how large a difference would have been seen."""
+    """Return the size of a difference that would have been detected, as text."""
     size, most = row["smallest_difference"], 1.0
     if size is None:
         return ": all of their episodes have equal results"
@@ -90,7 +90,7 @@ def _evidence(row: Mapping[str, Any], measure: str) -> str:
 
 
 def _certainty(row: Mapping[str, Any], measure: str) -> str:
-    """Return interval and p-value, both of the family for a primary comparison; of two bases, the two differences."""
+    """Return the interval and the p-value as text. Two base models have two differences instead."""
     if row["p_value"] is None:
         return " and ".join(points(each, measure) for each in row["by_base"]) + ", too few for an interval"
     is_primary = row["family"] == "primary"

@@ -1,4 +1,4 @@
-"""Verdicts of a study: each method with its interval, against the baseline, and how it was tuned."""
+"""Compute the verdicts of a study: each method's mean, its comparison with the baseline, and its tuning."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from perturn.study.tables.study_records import (
 )
 
 FEW_SEEDS = 4
-"""With at most this number of seeds, an interval over them is wide: Student's quantile is 4.3 for 3, 3.2 for 4, 2.3
-for 10."""
+"""Number of seeds up to which the page warns of wide intervals. Student's 97.5% quantile is 4.3 for 3 seeds, 3.2 for 4,
+and 2.3 for 10."""
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Return the numbers of a study in the form of `summary.json`; docs/verdicts.md describes each.
+    """Return the numbers of a study in the format of `summary.json`, which docs/verdicts.md describes.
 
-    An end of an interval that the data cannot give is None.
+    An interval end that the data do not determine is None.
 
     Args:
-        folder: Of the study; it may be unfinished, and `notes` names the missing parts.
+        folder: Folder of the study. If the study is unfinished, `notes` names the missing parts.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -44,7 +44,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 
 
 def summary_of(study: RecordedStudy) -> dict[str, Any]:
-    """Return the numbers of a study in memory; see `summarize`."""
+    """Return the numbers of a study that is in memory; see `summarize`."""
     states = Counter(row["state"] for row in study.cells)
     return {
         "name": study.name,
@@ -59,7 +59,7 @@ def summary_of(study: RecordedStudy) -> dict[str, Any]:
 
 
 def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
-    """Return one environment: its methods, each against the baseline, and how they were tuned."""
+    """Return the numbers of one environment: its methods, their comparisons and their tuning."""
     played = {method: study.played("test", name, method) for method in study.methods(name)}
     measures = _measures([row for rows in played.values() for row in rows])
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
@@ -94,13 +94,13 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
 
 
 def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | None:
-    """Return conditions of the baseline's scores, else of the first method that has any."""
+    """Return the conditions of the baseline's scores, or else of the first method that has recorded conditions."""
     found = study.protocols.get(environment, {})
     return found.get(study.baseline) or next(iter(found.values()), None)
 
 
 def _measures(episodes: Episodes) -> dict[str, Bounds]:
-    """Return compared values with their bounds: success, and the score if it differs from success."""
+    """Return the compared measures with their bounds: success, and the score if it differs from success."""
     if all(row["score"] == row["success"] for row in episodes):
         return {"success": (0.0, 1.0)}
     within = all(0 <= row["score"] <= 1 for row in episodes)
@@ -110,7 +110,7 @@ def _measures(episodes: Episodes) -> dict[str, Bounds]:
 def _method(
     study: RecordedStudy, environment: str, method: str, rows: Episodes, measures: Mapping[str, Bounds]
 ) -> dict[str, Any]:
-    """Return a method on the test tasks."""
+    """Return the numbers of a method on the test tasks."""
     successes, bases = table(rows, "success"), study.bases
     seeds, tasks = shared(successes) if rows else ([], [])
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
@@ -136,9 +136,9 @@ def _method(
 
 
 def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
-    """Return a mean over seeds and tasks, with both of its intervals; None if no task was played under every seed.
+    """Return a mean over seeds and tasks with two intervals; all None if no task was played under every seed.
 
-    Seeds of one base are averaged first. Two bases give no interval.
+    Seeds with the same base model are averaged first. With two base models there is no interval.
     """
     seeds, tasks = shared(values) if values else ([], [])
     if not tasks:
@@ -155,7 +155,7 @@ def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
 
 
 def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
-    """Share of turns that are invalid: with r the share and m the mean of turns, r + (invalid - r turns) / m."""
+    """Return the share of invalid turns: the mean of r + (invalid - r turns) / m, for share r and mean turns m."""
     turns, invalid = table(episodes, "turns"), table(episodes, "invalid")
     mean = fmean([each for tasks in turns.values() for each in tasks.values()] or [0.0])
     if mean == 0:
@@ -174,7 +174,7 @@ def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
 
 
 def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dict[str, Any]]:
-    """Yield each point of a method on the tuning tasks."""
+    """Yield the numbers of each point of a method on the tuning tasks."""
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
     points = {point_text(row["point"]): row["point"] for row in cells}
     chosen = {point_text(row["point"]) for row in cells if row["panel"] == "test" and row["state"] == "done"}
@@ -196,7 +196,7 @@ def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dic
 def _notes(
     study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> Iterator[str]:
-    """Yield reasons to read the numbers of an environment with care, a sentence each."""
+    """Yield cautions about the numbers of an environment, one sentence each."""
     waiting = sum(row["state"] == "to do" for row in study.cells if row["environment"] == environment)
     if waiting:
         yield f"{_count(waiting, 'cell')} not done yet. Run the same command again."
@@ -222,7 +222,7 @@ def _notes(
 
 
 def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield episodes that were broken off, which verdicts count as losses."""
+    """Yield a note on failed episodes, which verdicts count as losses."""
     for row in methods:
         if row["failed"]:
             share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
@@ -233,7 +233,7 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield whether methods had equal tuning, and whether the tested setting is the best one."""
+    """Yield notes on unequal tuning of the methods, and on tested settings that are not the best."""
     points: dict[str, list[Mapping[str, Any]]] = {}
     for row in tuning:
         if row["text"]:
@@ -252,7 +252,7 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield methods whose point was chosen on policies that are tested too: the best of several was lucky as well."""
+    """Yield a note on methods whose point was chosen with policies that are tested too, which favours lucky points."""
     alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for row in methods:
         points = [each for each in tuning if each["method"] == row["method"]]
@@ -269,7 +269,7 @@ def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[st
 
 
 def _on_primary(study: RecordedStudy) -> Iterator[str]:
-    """Yield whether the primary comparisons were chosen with the results in view."""
+    """Yield a note if the primary comparisons were chosen after results were known."""
     if study.primary and study.settings.get("primary_after_results"):
         yield (
             "The primary comparisons were named after the results were known, so their p-values are exploratory: "
@@ -278,7 +278,7 @@ def _on_primary(study: RecordedStudy) -> Iterator[str]:
 
 
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
-    """Yield whether there are few seeds, and whether they share a base."""
+    """Yield notes on a small number of seeds, and on a base model that seeds share."""
     count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
     if own < count:
         what = "base"
