@@ -42,6 +42,9 @@ _ANY_TIME = 0.3
 """Share of the kills that are at any time of a command; the others are in a stage that is drawn."""
 _DRIVER = 0.35
 """Share of the kills that meet the process of the command, where there are others."""
+_ENDS = {"Ray head": {1, 2}}
+"""Exit codes of a command after a process of a role was killed, where they are not 2 alone. Ray itself ends a command
+with 1 if the head is lost while the command connects."""
 _IMPORTED = [
     "perturn.cli",
     "perturn.run.execute",
@@ -201,7 +204,7 @@ class _Killed:
                 return [f"ended with {code} though nothing was killed: {_last(command.log)}"]
             if self.kills[-1]["role"] != "driver":
                 self.kills[-1]["ended_with"] = code
-                if code != 2:
+                if code not in _ENDS.get(self.kills[-1]["role"], {2}):
                     return [
                         f"ended with {code} after {self.kills[-1]['role']} was killed: {_last(command.log)}"
                     ]
