@@ -42,6 +42,9 @@ _ANY_TIME = 0.3
 """Share of the kills at a random time of the command. All others are within a random stage."""
 _DRIVER = 0.35
 """Share of the kills that hit the process of the command, if there are other processes."""
+_ENDS = {"Ray head": {1, 2}}
+"""Allowed exit codes of a command after a process of a role was killed, for roles that allow more than 2. If the head
+is lost while the command connects, Ray ends the command itself, with 1."""
 _IMPORTED = [
     "perturn.cli",
     "perturn.run.execute",
@@ -201,7 +204,7 @@ class _Killed:
                 return [f"ended with {code} though nothing was killed: {_last(command.log)}"]
             if self.kills[-1]["role"] != "driver":
                 self.kills[-1]["ended_with"] = code
-                if code != 2:
+                if code not in _ENDS.get(self.kills[-1]["role"], {2}):
                     return [
                         f"ended with {code} after {self.kills[-1]['role']} was killed: {_last(command.log)}"
                     ]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
+import os
 import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from perturn.config.sections import Cluster
@@ -22,6 +24,10 @@ from perturn.table import guarded, require_library
 
 _CONNECT_S = 5.0
 """Seconds that a machine may take to accept a connection."""
+HEAD_S = 40.0
+"""Seconds without an answer of the head, after which the cluster counts as lost. After 60 s, Ray ends the process."""
+LOOK_S = 2.0
+"""Seconds between two looks at the head."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Connection:
         )
         with guarded(f"cluster.address {settings.address!r}: Ray cannot connect", token):
             self._ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
+        if not settings.address.startswith("ray://"):  # Ray's client reports a lost cluster itself
+            Thread(target=_end_without_head, args=(self._ray,), daemon=True).start()
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive and have processors to give: one started with none is not meant to work."""
@@ -179,6 +187,43 @@ class Connection:
         """End a server, which may be gone."""
         with suppress(*self._losses):
             self._ray.kill(server.actor)
+
+
+def _end_without_head(ray: Any) -> None:
+    """End this process with an error if the head of the cluster is lost.
+
+    Without a head, calls of Ray block outside Python, so that no exception can reach them, and after a minute Ray ends
+    the process without a word on what to do.
+    """
+    lost = lost_head(lambda: ray.get_runtime_context().gcs_address if ray.is_initialized() else None)
+    if lost is not None:
+        print(f"error: {lost}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+def lost_head(address: Callable[[], str | None]) -> str | None:
+    """Wait until the head of a cluster has not answered for `HEAD_S`.
+
+    Args:
+        address: Returns the head's HOST:PORT; None if this process has left the cluster.
+
+    Returns:
+        The error to tell the user; None if this process has left the cluster.
+    """
+    answered = time.monotonic()
+    while (where := address()) is not None:
+        host, _, port = where.rpartition(":")
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+            answered = time.monotonic()
+        if time.monotonic() > answered + HEAD_S:
+            return (
+                f"the cluster is lost: its head at {where} has not answered for {HEAD_S:.0f} s. Finished stages and "
+                "recorded episodes are kept. Start the head again, unless Perturn had started it, and run the same "
+                "command again."
+            )
+        time.sleep(LOOK_S)
+    return None
 
 
 def _knock(address: str) -> None:
