@@ -195,7 +195,14 @@ def _end_without_head(ray: Any) -> None:
     Without a head, calls of Ray block outside Python, so that no exception can reach them, and after a minute Ray ends
     the process without a word on what to do.
     """
-    lost = lost_head(lambda: ray.get_runtime_context().gcs_address if ray.is_initialized() else None)
+
+    def address() -> str | None:
+        # Between the two calls, the main thread may leave the cluster.
+        with suppress(AttributeError, RuntimeError):
+            return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else None
+        return None
+
+    lost = lost_head(address)
     if lost is not None:
         print(f"error: {lost}", file=sys.stderr, flush=True)
         os._exit(2)
