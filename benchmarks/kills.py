@@ -42,9 +42,9 @@ _ANY_TIME = 0.3
 """Share of the kills at a random time of the command. All others are within a random stage."""
 _DRIVER = 0.35
 """Share of the kills that hit the process of the command, if there are other processes."""
-_ENDS = {"Ray head": {1, 2}}
-"""Allowed exit codes of a command after a process of a role was killed, for roles that allow more than 2. If the head
-is lost while the command connects, Ray ends the command itself, with 1."""
+_ENDS = {"Ray head": {1, 2}, "Ray node": {1, 2}}
+"""Allowed exit codes of a command after a process of a role was killed, for roles that allow more than 2. Ray itself
+may end the command, with 1, if the head is lost while the command connects, or if the node of its machine is lost."""
 _IMPORTED = [
     "perturn.cli",
     "perturn.run.execute",
