@@ -91,8 +91,8 @@ def save_adapters(model: Any, target: Path, start: str, further: bool = False) -
     """Save adapters without their base model. If they extend earlier adapters of the same run, save the sum.
 
     The sum of two adapters is an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both,
-    concatenated, with the scales in the second matrix. So the base model of a saved folder is always a whole model, and the
-    adapters are the sum of all training since this model.
+    concatenated, with the scales in the second matrix. So the base model of a saved folder is always a whole model, and
+    the adapters are the sum of all training since this model.
 
     Args:
         model: A `peft.PeftModel`.
