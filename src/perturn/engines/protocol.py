@@ -12,7 +12,7 @@ from perturn.types import Action, Engine, Prompt, StreamingEngine
 
 
 class Tokens(Protocol):
-    """Converts between conversations and token ids for an engine; `chat.rendering.Renderer` implements it."""
+    """Converts between conversations and token ids for an engine; `chat.tokens.Renderer` implements it."""
 
     end_ids: frozenset[int]
     """Ids of the tokens that end an answer. An answer includes its end token. Empty: no token ends an answer."""
