@@ -70,7 +70,7 @@ class ChatTemplate:
 
     @cached_property
     def thoughts(self) -> Thoughts:
-        """How the template writes thoughts, that is, reasoning before an answer."""
+        """Format in which the template writes thoughts, that is, reasoning before an answer."""
         return find_thoughts(self._try)
 
     def _try(self, messages: list[Message]) -> str | None:
