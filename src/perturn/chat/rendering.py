@@ -252,7 +252,7 @@ _THOUGHT_PROBE = "\u2063thought\u2063"
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a chat template writes thoughts."""
+    """Format in which a chat template writes thoughts."""
 
     key: str | None
     """Key of a message from which the template reads a thought; None: it reads thoughts only from the content."""
@@ -287,11 +287,11 @@ class Thoughts:
         """Reject a content that starts with a thought, if the template would write an empty thought before it.
 
         Args:
-            text: The content.
+            text: The content of an assistant message.
             where: Location of the content, for the error message.
 
         Raises:
-            DataError: If this is so, and the template has no key to which the thought could be moved.
+            DataError: If the answer would have two thoughts, and the template has no key to which to move the thought.
         """
         if self.adds and self.key is None and has_thought(text):
             raise DataError(

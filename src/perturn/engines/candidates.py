@@ -51,7 +51,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of its candidates."""
+        """Delete the state of a conversation and of all its candidates."""
         for number in range(self._samples):
             self._engine.forget(_conversation(conversation, number))
 
@@ -80,7 +80,7 @@ class _Streaming:
         self._engine.submit(candidates, sampling)
 
     def advance(self) -> list[tuple[Prompt, _Answer]]:
-        """Run one pass of the engine; return the prompts that now have all candidates, with their answers."""
+        """Run one pass of the engine; return the prompts whose candidates are all sampled, with the chosen answers."""
         done = []
         for candidate, answer in self._engine.advance():
             prompt, number = self._asked.pop(candidate.conversation)
@@ -97,7 +97,7 @@ class _Streaming:
         return self._together.generate(prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of its candidates."""
+        """Delete the state of a conversation and of all its candidates."""
         self._together.forget(conversation)
 
     def close(self) -> None:

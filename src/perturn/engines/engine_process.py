@@ -73,7 +73,11 @@ class EngineProcess:
         self.abilities = replace(abilities, decode=decode, prompt_tokens=self.prompt_tokens)
 
     def connect(self, deliver: Deliver) -> EngineLine:
-        """Return the line that sends prompts to the process; the running event loop calls `deliver` with answers."""
+        """Attach to the running event loop, and return the object that sends prompts.
+
+        Args:
+            deliver: Called in the event loop with prompts and their answers.
+        """
         self._line.connect(deliver)
         return self._line
 
@@ -102,7 +106,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.close()  # the process ends with its pipe
+        self._pipe.close()  # the process ends when its pipe is closed
         self.ended()
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -111,7 +115,7 @@ class EngineProcess:
 
 
 class EngineLine:
-    """Sends prompts to the process of an engine without blocking; its methods are those `EngineThread` has."""
+    """Sends prompts to the process of an engine without blocking, with the same methods as an `EngineThread`."""
 
     def __init__(self, process: EngineProcess, pipe: int) -> None:
         self._process, self._pipe = process, pipe

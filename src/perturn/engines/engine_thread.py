@@ -59,7 +59,7 @@ class EngineThread:
         def do() -> None:
             try:
                 result.set_result(work())
-            except BaseException as error:  # noqa: BLE001  it is raised where the result is asked for
+            except BaseException as error:  # noqa: BLE001  `Future.result` raises it again
                 result.set_exception(error)
 
         self._orders.put(do)

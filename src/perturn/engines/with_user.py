@@ -65,7 +65,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of the user's side of it."""
+        """Delete the state of a conversation at both engines."""
         self._engine.forget(conversation)
         self._user.forget(_conversation(conversation))
 
@@ -112,7 +112,7 @@ class _Streaming:
         return answered
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of the user's side of it."""
+        """Delete the state of a conversation at both engines."""
         self._together.forget(conversation)
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ class _Forest:
     position: list[Ids] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)
     where: list[Ids] = field(default_factory=list)
-    """Index of each token of each sequence in the batch."""
+    """For each sequence, the indices of its tokens in the batch [tokens]."""
     size: int = 0
 
     def __post_init__(self) -> None:

@@ -317,7 +317,7 @@ class TurnTrainer(EvaluatingTrainer):
                 with self.accelerator.no_sync(model) if waits and whole else nullcontext():
                     total += super().training_step(model, pack, num_items_in_batch)
                 self.tokens_passed += len(pack["ids"])
-        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # for `train_loss`
+        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # so `train_loss` covers all processes
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
         """Put empty packs before this process's packs, so that all processes make the same number of passes."""

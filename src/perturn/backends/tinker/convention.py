@@ -209,7 +209,8 @@ class _Probe:
         whole = Convention(self._loss)
         for batch in batches:
             gradients = [-self._up * self._mask(each) for each in batch]
-            logprobs = [np.resize(before, len(each.ids)) for each in batch]  # any for the idle one
+            # The idle sequence has no gradient, so any log-probabilities serve for it.
+            logprobs = [np.resize(before, len(each.ids)) for each in batch]
             inputs = [whole.inputs(*both, 1.0) for both in zip(logprobs, gradients, strict=True)]
             self._adapter.backward(list(zip(batch, inputs, strict=True)), self._loss, _REQUEST)
         self._adapter.step(

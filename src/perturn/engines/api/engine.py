@@ -195,7 +195,7 @@ class ApiEngine:
         if choice.get("finish_reason") != "content_filter":
             try:
                 answer = self._keep(choice)
-            except DataError as error:  # such as an image
+            except DataError as error:  # for example, an image in the answer
                 why = self._redact(str(error))
         usage = read_usage(completion)
         if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Rejected(RunError):
-    """The service answered that it does not support the request."""
+    """Raised if the service answers that it does not support a request."""
 
 
 @dataclass(frozen=True)
