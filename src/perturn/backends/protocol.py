@@ -69,7 +69,7 @@ class Training(Protocol):
 
         Args:
             start: Name or folder of the policy from which training starts.
-            told: Texts for whose words the tokenizer needs tokens, for models with a word tokenizer.
+            told: Texts that the tokenizer must be able to read; a word tokenizer gets new tokens for them.
             seed: Seed of random choices.
             lora: Settings of the adapters to train; None: train all weights.
             resumes: Whether training continues the optimizer of this policy.

@@ -83,7 +83,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """Divide the tokens of the newest observation by message, as far as possible; yield a piece per message."""
+        """Divide the tokens of the newest observation into pieces, one per message if the template allows it."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):

@@ -181,7 +181,7 @@ _OF_AGENTS = (
 """Conversations that test whether a stock template can be used for many turns."""
 
 _DAY = date(2024, 7, 26)
-"""Fixed date, used instead of today's date when templates are compared."""
+"""Fixed date in Perturn's templates; it also replaces today's date in stock templates when both are compared."""
 _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"

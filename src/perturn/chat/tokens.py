@@ -261,7 +261,7 @@ class Renderer:
                 thoughts.refuse_second(turn.action.text, where)
 
     def _text(self, ids: Sequence[int], with_calls: bool) -> str:
-        """Return the text of sampled tokens; special tokens are left out, except in tool calls if `with_calls` is set."""
+        """Return the text of sampled tokens without special tokens; `with_calls` keeps special tokens of tool calls."""
         if with_calls and not self._kept.isdisjoint(ids):
             shown = [token for token in ids if token not in self._left_out]
             return str(self.tokenizer.decode(shown, skip_special_tokens=False))

@@ -74,7 +74,7 @@ def weighed_episodes(recipe: Recipe, found: Episodes) -> int:
 
 
 def expected_branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """Return the expected number of branches, if an explored episode has `turns` turns on average."""
+    """Return the forecast of branches, if an explored episode has `turns` turns on average."""
     return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 

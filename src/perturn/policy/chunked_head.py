@@ -146,7 +146,9 @@ def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
 def _slopes(
     chunk: Chunk, inputs: tuple[PolicyInput, ...], grads: list[Tensor | None]
 ) -> tuple[Tensor, Tensor | float]:
-    """Return the gradients of a chunk's logits, and of its hidden states as far as inputs read them directly.
+    """Return the gradient with respect to a chunk's logits, and its direct gradient with respect to hidden states.
+
+    The second gradient is 0 unless an input reads the hidden states without going through the logits.
 
     Args:
         chunk: A chunk of rows.

@@ -311,7 +311,8 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     Returns:
         The result of `lay_out`, and `pairs`, the number of examples [1]. If the examples have them: `reference`,
         `behavior`, `proximal` and `inputs/NAME` [loss tokens], `weight` [turns], `statistic` [pairs] or
-        [pairs, numbers]. If any example has clip factors: `clip` [turns]. If any has no spread: `has_spread` [pairs].
+        [pairs, numbers]. If any example has clip factors: `clip` [turns]. If `has_spread` is False for any example:
+        `has_spread` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]

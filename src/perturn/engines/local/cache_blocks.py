@@ -233,7 +233,7 @@ class Shared:
     def __init__(
         self, node: Beginning, readers: Sequence[tuple[int, int]], tokens: int, device: torch.device
     ) -> None:
-        """Prepare the attention to a node.
+        """Store the node's keys and values, and prepare the masks for its readers.
 
         Args:
             node: The shared node.

@@ -22,7 +22,7 @@ _CONVERSATIONS = 256
 _READ = 2048
 """Number of last tokens that are learned from a conversation that is new or was dropped."""
 _LASTS = 0.95
-"""Factor by which each new pass reduces the weight of the earlier passes in the time measurement."""
+"""Decay factor of the time measurement: with each new pass, the weight of all earlier passes is multiplied by it."""
 _FREE = 64.0
 """Number of tokens that cost as much as the fixed part of a pass; used until enough passes are measured."""
 

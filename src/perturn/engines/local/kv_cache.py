@@ -384,7 +384,7 @@ def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | 
     """Concatenate the results of the parts along their tokens, in the order of the batch.
 
     Args:
-        parts: Results of the attention calls [tokens of the part, ...]; all None if there are none.
+        parts: Result of each attention call [tokens of the call, ...]; all None if the calls have no such result.
         order: `_Plan.order`.
     """
     if parts[0] is None:

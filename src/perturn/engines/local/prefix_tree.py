@@ -63,7 +63,7 @@ class Beginning:
 
     @property
     def path(self) -> list[Beginning]:
-        """Nodes from the first token up to this node, the empty root excluded."""
+        """Nodes from the child of the root down to this node."""
         return [] if self.before is None else [*self.before.path, self]
 
     @property

@@ -12,7 +12,7 @@ from perturn.engines.context_limit import context_full
 from perturn.errors import EngineFailure, ModelError
 
 CHECK = 24
-"""Half the number of tokens on which the engine is compared with the model's own forward pass."""
+"""Number of tokens in the first of two passes that compare the engine with the model's own forward pass."""
 
 
 @torch.inference_mode()

@@ -32,11 +32,11 @@ class Watch:
         self._process.stdout.close()
 
     def started(self) -> None:
-        """Report that vLLM has started: child processes started since the watch began belong to vLLM."""
+        """Tell the watch process that vLLM has started; all child processes since the watch began are vLLM's."""
         self._say()
 
     def close(self) -> None:
-        """Report that vLLM was closed, and wait for the watch process to end."""
+        """Tell the watch process that vLLM was closed, and wait for the watch process to end."""
         self._say()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -49,7 +49,7 @@ class Watch:
 
 
 def main(owner: psutil.Process) -> None:
-    """Run the watch process: kill the child processes that `owner` started since, if `owner` is killed."""
+    """Run the watch process: if `owner` is killed, kill the child processes that it started after the watch."""
     before = set(owner.children(recursive=True))
     os.write(1, b".")
     found: set[psutil.Process] = set()
