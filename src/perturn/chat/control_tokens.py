@@ -38,7 +38,8 @@ _CALLED: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT: Message = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": "a"}
 
 _Write = Callable[[Sequence[Message], Sequence[Any], bool], str | None]
-"""Function that renders messages with tools; the flag adds the opening of the policy's answer. None: not possible."""
+"""Function of messages, tools, and whether to add the opening of an answer; it returns the text, or None if the
+template rejects the messages."""
 
 
 class ControlTokens:

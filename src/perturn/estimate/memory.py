@@ -69,9 +69,9 @@ class TrainingMemory:
     gathered: float
     """Layers gathered from all processes, or gradients that are exchanged."""
     start: float
-    """Need before the first step: the whole model as loaded, and the pass of the reference, if the loss reads one."""
+    """Bytes held before the first step: the whole model as loaded, and the reference's pass, if the loss reads one."""
     peak: float
-    """Largest need at any time."""
+    """Largest number of bytes held at any time."""
     host: float
     """Bytes of main memory that the process needs, if its device is a GPU; else 0."""
 

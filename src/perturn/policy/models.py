@@ -264,7 +264,8 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
 def context_length(model: Any) -> int | None:
     """Return the longest sequence that a model supports, in tokens; None if its config does not say.
 
-    A limit below `max_position_embeddings` is logged. Rotary embeddings that change with the length cause it.
+    A rotary embedding that changes with the sequence's length lowers the limit below `max_position_embeddings`. A
+    lower limit is logged.
     """
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = usable_length(model.config)

@@ -1,7 +1,7 @@
 """An engine that asks an OpenAI-compatible chat-completions server, for baselines and teacher models.
 
 The official client does the retries, with jittered back-off and `Retry-After`. The API key is read from an
-environment variable when the engine is made. No setting holds the key, and it is redacted from the server's texts.
+environment variable when the engine is made. No setting holds the key, and the server's texts are redacted.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..
         device: Device of the masks.
 
     Returns:
-        Function of the sliding window in tokens (None: no window), the data type, and how often to repeat the queries.
+        Function that returns a mask. Its arguments are the sliding window in tokens (None: no window), the data type,
+        and the number of copies of the queries.
     """
     ends = torch.tensor(last, device=device)[:, None]
 
