@@ -241,6 +241,6 @@ def _copied_bytes(
 
 
 def _gathered_bytes(shape: ModelShape, weight: int, full: bool) -> float:
-    """Return the bytes of weights gathered by FSDP2: input and output layer for a whole pass, and some layers."""
+    """Return the bytes that FSDP2 gathers: input and output layer for a whole pass, and three layers at a time."""
     ends = shape.embedding * (1 if shape.tied else 2)
     return weight * (ends + 3 * shape.layer) + full * _EXACT * 2 * shape.layer

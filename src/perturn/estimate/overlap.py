@@ -20,7 +20,7 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
         recipe: Recipe of the run.
         found: Number and lengths of episodes.
         exploring: Seconds of one exploration without overlap.
-        others: Seconds of each other stage, over all iterations.
+        others: Seconds of the stages besides exploration, over all iterations.
     """
     assert recipe.explore is not None
     slots = min(recipe.explore.concurrency, found.explore)
