@@ -1,4 +1,4 @@
-"""Faults of an environment's tasks and observations, in sentences: found where they come in, wherever it runs."""
+"""Checks of an environment's tasks and observations, which report faults as sentences with remedies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perturn.types import Environment, Observation, Task, UserTurn
 _logger = logging.getLogger(__name__)
 
 _MOST = 1e100
-"""No reward is larger, so that no sum and no square of rewards is too large for a float."""
+"""Largest absolute reward, so that sums and squares of rewards do not overflow a float."""
 _SCALARS = ("text", "reward", "terminated", "success", "valid", "state_key")
 """Fields of an observation that hold one value."""
 _PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with text keys"
@@ -28,13 +28,14 @@ _PLAIN = "keep valid Unicode, finite numbers, and lists and dicts of them with t
 UNAWAITED = (
     "a coroutine, which nothing awaited. Remedy: write the method itself with `async def`, or await it there."
 )
-"""Fault of an answer that `is_unawaited`."""
+"""Fault that is reported if `is_unawaited` is true for an answer."""
 
 
 def plain_observation(answer: object) -> Any:
-    """Return an observation whose numpy scalars, and similar ones, are Python's; anything else unchanged.
+    """Convert the values of an observation to plain Python types, so that it can be stored as JSON.
 
-    So are texts of a subclass, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
+    Scalars of numpy, torch or JAX become Python numbers, texts of a subclass such as `numpy.str_` become `str`, and
+    lists become tuples. Anything but an observation is returned unchanged.
     """
     if not isinstance(answer, Observation):
         return answer
@@ -48,16 +49,16 @@ def plain_observation(answer: object) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a text or a scalar as Python's own."""
+    """Return a text or a scalar as a plain Python value; return anything else unchanged."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return value.item()  # of numpy, torch or JAX
+        return value.item()  # a scalar of numpy, torch or JAX
     return value
 
 
 def observation_faults(answer: object) -> list[str]:
-    """Return faults of an environment's answer, each with its remedy; numpy scalars are allowed."""
+    """Return the faults of an environment's answer, each with its remedy; numpy scalars are no fault."""
     answer = plain_observation(answer)
     if is_unawaited(answer):
         return [UNAWAITED]
@@ -100,7 +101,7 @@ def observation_faults(answer: object) -> list[str]:
 
 
 def _is_user_turn(given: object) -> bool:
-    """Return whether an object is the user's turn, of plain data, that ends with a message of the agent."""
+    """Return whether an object is a `UserTurn` of plain data whose `heard` is a non-empty list of messages."""
     if not isinstance(given, UserTurn) or not isinstance(given.heard, tuple | list) or not given.heard:
         return False
     fields: list[object] = [given.instructions, *given.heard, given.scripted or ""]
@@ -111,10 +112,14 @@ def _is_user_turn(given: object) -> bool:
 
 
 def sound(answer: Observation, call: str) -> Observation:
-    """Return the answer as plain data, its reward a float, if it has no fault.
+    """Check an environment's answer, and return it as plain data, with its reward as a float.
+
+    Args:
+        answer: The answer.
+        call: Name of the called method, for the message.
 
     Raises:
-        EnvironmentFailure: Naming the call and the first fault.
+        EnvironmentFailure: If the answer has a fault; the message names the call and the first fault.
     """
     for found in observation_faults(answer):
         raise EnvironmentFailure(f"{call} returned {found}")
@@ -123,14 +128,14 @@ def sound(answer: Observation, call: str) -> Observation:
 
 
 def is_unawaited(answer: object) -> bool:
-    """Return whether an answer is an awaitable, which is not a valid answer; a coroutine is closed."""
+    """Return whether an answer is an awaitable, which is no valid answer; close it if it is a coroutine."""
     if inspect.iscoroutine(answer):
-        answer.close()  # or Python would warn of it too
+        answer.close()  # otherwise Python warns that it was never awaited
     return inspect.isawaitable(answer) or inspect.isasyncgen(answer)
 
 
 def _float(number: Real) -> float:
-    """Return the number as a float, infinity where it is larger than any."""
+    """Return the number as a float; infinity if it is too large for a float."""
     try:
         return float(number)
     except OverflowError:
@@ -138,7 +143,7 @@ def _float(number: Real) -> float:
 
 
 def task_fault(task: Task) -> str | None:
-    """Return why a task cannot be stored, with the remedy; None if it can."""
+    """Return the reason why a task cannot be stored, with the remedy; None if it can be stored."""
     given: object = task
     if not isinstance(given, Task):
         return f"a task is {reprlib.repr(given)}. Remedy: make it a perturn.types.Task."
@@ -154,20 +159,20 @@ def task_fault(task: Task) -> str | None:
 
 
 def close_world(env: Environment) -> None:
-    """Close a world that is no longer needed; if it cannot close, the run continues."""
+    """Close an environment; an error is logged, and the run continues."""
     try:
         close: Callable[[], object] = env.close
         if is_unawaited(close()):
             raise EnvironmentFailure(f"close() returned {UNAWAITED}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  environments are code of others
+    except BaseException as error:  # noqa: BLE001  an environment may raise anything
         _logger.warning("a world could not be closed: %s: %s", type(error).__name__, told(error))
 
 
 @contextmanager
 def closing_world(env: Any) -> Iterator[Any]:
-    """Yield a world, and close it at the end of the block with `close_world`."""
+    """Yield an environment, and close it at the end of the context with `close_world`."""
     try:
         yield env
     finally:

@@ -1,4 +1,4 @@
-"""The way to a success that is left around a turn, and which turns were wrong by it."""
+"""Remaining distance to a success before and after a turn, and which turns were errors by this measure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Turns that are left to a success, from a `Pathfinder`; None if it can no longer be reached."""
+    """Smallest number of turns to a success, before and after an action, from a `Pathfinder`."""
 
     before: int | None
-    """Just before an action."""
+    """Number of turns before the action; None: a success can no longer be reached."""
     after: int | None
-    """Just after it."""
+    """Number of turns after the action; None: a success can no longer be reached."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the action brought the success no nearer: the way after it is longer than a right one leaves."""
+        """Whether the action was an error: the distance after it is not smaller than before it."""
         return self.after is None or (self.before is not None and self.after >= self.before)
 
 
 def remaining_of(trajectory: Trajectory) -> list[Remaining]:
-    """Return the way to a success around each turn, as it was measured [turns].
+    """Return the recorded distance to a success for each turn [turns].
 
     Raises:
-        DataError: If it was not.
+        DataError: If the distance was not measured for a turn.
     """
     found = [turn.remaining for turn in trajectory.turns if turn.remaining is not None]
     if len(found) < len(trajectory.turns):
@@ -43,9 +43,9 @@ def remaining_of(trajectory: Trajectory) -> list[Remaining]:
 
 
 def wrong_turns(trajectory: Trajectory) -> list[bool]:
-    """Return whether each turn brought the success no nearer [turns]; the first such turn is the first error.
+    """Return whether each turn was an error, that is, did not reduce the distance to a success [turns].
 
     Raises:
-        DataError: If that was not measured.
+        DataError: If the distance was not measured for a turn.
     """
     return [each.is_wrong for each in remaining_of(trajectory)]

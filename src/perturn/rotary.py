@@ -1,9 +1,10 @@
-"""Rotary position encodings that depend on how long the longest sequence of a pass is.
+"""Rotary position embeddings that depend on the length of the longest sequence in a pass.
 
-`longrope` (Phi-3-128k, Phi-4-mini) turns by one set of factors up to the length that the model was first trained on,
-and by another beyond it; `dynamic` turns slower with each token beyond the trained context. In a pass over several
-sequences, or over the turns of a growing conversation, a token then gets another log-probability than in its sequence
-alone. Up to that length nothing depends on it, so that is as far as we go.
+`longrope` (Phi-3-128k, Phi-4-mini) uses one set of factors up to the length of the original training, and another set
+for longer sequences. `dynamic` lowers the frequencies with each token beyond the trained context. In a pass over
+several sequences, or in a growing conversation, the log-probability of a token then differs from its value in a pass
+over its sequence alone. Up to a certain length, called the steady length, embeddings do not change. Perturn therefore
+limits sequences to this length.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 
 
 def steady_length(config: Any) -> int | None:
-    """Return tokens up to which a sequence's length does not change how its positions are encoded; None: it never does.
+    """Return the steady length of a model in tokens; None: its position embeddings never depend on the length.
 
     Args:
-        config: Of a transformers model.
+        config: Config of a transformers model.
     """
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -34,10 +35,10 @@ def _steady_length(rope: dict[str, Any], config: Any) -> int | None:
 
 
 def usable_length(config: Any) -> int | None:
-    """Return the longest sequence that a model was made for and whose length changes nothing, in tokens; None: any.
+    """Return the smaller of a model's context length and steady length, in tokens; None: no limit.
 
     Args:
-        config: Of a transformers model.
+        config: Config of a transformers model.
     """
     made_for = getattr(config.get_text_config(), "max_position_embeddings", None)
     limits = (made_for, steady_length(config))
@@ -45,10 +46,10 @@ def usable_length(config: Any) -> int | None:
 
 
 def too_long(config: Any) -> str:
-    """Return why a model is not used beyond its steady length, and the remedy: the end of a sentence.
+    """Return the end of an error message: why a model is not used beyond its steady length, and the remedy.
 
     Args:
-        config: Of a transformers model that has a steady length.
+        config: Config of a transformers model that has a steady length.
     """
     config = config.get_text_config()
     limit, remedy = steady_length(config), "or take another model"

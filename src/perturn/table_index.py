@@ -1,4 +1,4 @@
-"""The tables of names that a recipe can use, by kind; each is loaded when it is asked for, since losses need torch."""
+"""Index of the tables of names that a recipe can use; a table is imported on first use, since some need torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = {
     "protocols": "perturn.envs.named_protocols:PROTOCOLS",
     "templates": "perturn.chat.templates:TEMPLATES",
 }
-"""For each kind of entry, where its table is."""
+"""For each kind of entry, the module and name of its table."""
 
 LISTED = {
     "losses": "Losses that the alignment minimizes: align.loss.name.",
@@ -42,35 +42,39 @@ LISTED = {
     "templates": "Chat templates for many turns: model.chat_template.",
     "recipes": "Recipes of the package: perturn run NAME.",
 }
-"""For each kind of entry, a line that describes it, as `perturn list` shows it."""
+"""For each kind of entry, the description that `perturn list` shows."""
 
 
 def table(kind: str) -> Mapping[str, Any]:
-    """Return the table of a kind."""
+    """Import and return the table of a kind of entry."""
     found: Mapping[str, Any] = locate(TABLES[kind])
     return found
 
 
 def describe(kind: str) -> dict[str, str]:
-    """Return each entry of a table with a line on it: the start of its docstring, its text, or its system text."""
+    """Return a one-line description of each entry of a table, by the entry's name."""
     return {name: _first_line(entry) for name, entry in table(kind).items()}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A loss, a credit or a quantity, as its class tells of it."""
+    """Description of a loss, a credit or a quantity, taken from its class."""
 
     says: str
     source: str
-    """Paper or code that it is from."""
+    """Paper or code from which the method comes."""
     reads: tuple[str, ...]
-    """Kinds of rows and quantities that must be there or are computed for it, at its defaults, if it has any."""
+    """Inputs of the method with its default settings: kinds of rows, and quantities."""
     cost: str
-    """Work that its inputs take besides playing and training."""
+    """Additional work for the inputs, besides rollouts and training."""
 
 
 def methods(kind: str) -> dict[str, Method]:
-    """Return each entry of the table of losses, of credits or of quantities."""
+    """Return a description of each loss, credit or quantity, by its name.
+
+    Args:
+        kind: `losses`, `credits` or `quantities`.
+    """
     read = {"losses": _reads_of_loss, "credits": _reads_of_credit, "quantities": _reads_of_quantity}[kind]
     return {name: _method(entry, read) for name, entry in table(kind).items()}
 
@@ -88,7 +92,7 @@ def _method(entry: Any, read: Callable[[Any], dict[str, str]]) -> Method:
 
 
 def _reads_of_credit(credit: Any) -> dict[str, str]:
-    """Return the inputs of a credit, each with its cost."""
+    """Return the cost of each input of a credit, by the input's name."""
     found = {
         name: one.traits.cost for name, (one, _) in locate("perturn.quantities:wanted")(credit.needs).items()
     }
@@ -100,15 +104,15 @@ def _reads_of_credit(credit: Any) -> dict[str, str]:
 
 
 def _reads_of_quantity(quantity: Any) -> dict[str, str]:
-    """Return the inputs of a quantity, each with its cost."""
+    """Return the cost of each input of a quantity, by the input's name."""
     traits = quantity.traits
     read = [f"policy {role}" for role in sorted(traits.policies)]
     read += ["environment"] * traits.reads_world + ["branches"] * traits.reads_branches
-    return dict.fromkeys(read or [""], traits.cost)  # a cost, even if nothing is read
+    return dict.fromkeys(read or [""], traits.cost)  # without inputs, the cost is still reported
 
 
 def _reads_of_loss(loss: Any) -> dict[str, str]:
-    """Return the inputs of a loss, each with its cost."""
+    """Return the cost of each input of a loss, by the input's name."""
     found = {named: cost for claim, (named, cost) in _NEEDS.items() if getattr(loss.traits, claim)}
     return found | {each if isinstance(each, str) else each.name: "" for each in loss.traits.reads}
 
@@ -120,11 +124,11 @@ _NEEDS = {
     "needs_behavior": ("behavior", ""),
     "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
 }
-"""For each requirement that a loss declares, the name of the input that it reads, and its cost."""
+"""For each requirement that a loss may declare, the name of the required input, and its cost."""
 
 
 def _first_line(entry: Any) -> str:
-    """Return the first line of an entry's docstring, of a protocol's system text, or a template's description."""
+    """Return the first line of a class's docstring, of a protocol's system text, or of a template's description."""
     if isinstance(entry, type):
         text = inspect.getdoc(entry) or ""
     else:

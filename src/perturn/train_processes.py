@@ -1,4 +1,4 @@
-"""The processes that train together, as `accelerate launch` and `torchrun` start and number them, and their cores."""
+"""Processes that train together, started and numbered by `accelerate launch` or `torchrun`."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from perturn.table import locate
 T = TypeVar("T")
 
 DRIVER = "PERTURN_DRIVER"
-"""Environment variable of processes that a driver has started to train, and which leave the run folder to it."""
+"""Environment variable of training processes that a driver started; the driver alone writes to the run folder."""
 
 
 def world_size() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def leads() -> bool:
-    """Return whether this process is the only one, or the first, which alone writes in the run folder."""
+    """Return whether this process is the first of the training processes, or the only process."""
     return world_size() == 1 or os.environ.get("RANK") == "0"
 
 
 def holds_run() -> bool:
-    """Return whether this process, and not the driver that started it, takes the run folder's lock and writes to it."""
+    """Return whether this process writes to the run folder: it is the first process, and no driver started it."""
     return leads() and DRIVER not in os.environ
 
 
 def share_of(batch_size: int, processes: int) -> int:
-    """Return rows of an optimizer step that are this process's.
+    """Return this process's number of rows in an optimizer step.
 
     Args:
-        batch_size: Rows of the step.
-        processes: Processes that will train, where this one starts them. Several that train already count themselves.
+        batch_size: Number of rows in the step, over all processes.
+        processes: Number of training processes that this process will start; ignored in a training process.
 
     Raises:
-        ConfigError: If they cannot be divided evenly.
+        ConfigError: If the rows cannot be divided evenly.
     """
     several = world_size() if world_size() > 1 else processes
     must = f"be a multiple of the {several} processes"
@@ -56,19 +56,19 @@ def share_of(batch_size: int, processes: int) -> int:
 
 @contextmanager
 def leader_first() -> Iterator[None]:
-    """Let the first process run the block before the others enter it."""
+    """Let the first process run the code inside this context before the other processes enter it."""
     if world_size() == 1:
         yield
         return
     cpu = not locate("torch.cuda:is_available")()
     state = locate("accelerate:PartialState")(cpu=cpu)
-    atexit.register(state.destroy_process_group)  # later, its threads may abort the interpreter
+    atexit.register(state.destroy_process_group)  # any later, its threads may abort the interpreter
     with state.main_process_first():
         yield
 
 
 def from_leader(value: T) -> T:
-    """Return the first process's value, in every process."""
+    """Return the first process's value in every process; all processes must call this."""
     shared = [value]
     if world_size() > 1:
         locate("accelerate.utils:broadcast_object_list")(shared)
@@ -76,5 +76,5 @@ def from_leader(value: T) -> T:
 
 
 def any_of(claim: bool) -> bool:
-    """Return whether a claim is true in any process."""
+    """Return whether a claim is true in any process; all processes must call this."""
     return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))

@@ -1,4 +1,4 @@
-"""Backends: where a policy is trained and in which form it is kept, one package or module each."""
+"""Backends, which determine where a policy is trained and how its weights are stored."""
 
 from perturn.backends.protocol import Backend, BackendTraits, Training
 from perturn.table import Table
@@ -12,4 +12,4 @@ BACKENDS: Table[type[Backend]] = Table(
         "tinker": "perturn.backends.tinker.settings:TinkerSettings",
     },
 )
-"""Backend by name: the frozen dataclass that is the section `backend:` of a recipe, and that checks and opens it."""
+"""Settings class of each backend by name: a frozen dataclass that reads the section `backend:` of a recipe."""

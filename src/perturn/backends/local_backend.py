@@ -1,4 +1,4 @@
-"""The section `backend:` of a recipe that names `local`."""
+"""The section `backend:` of a recipe with `name: local`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class LocalBackend:
     traits: ClassVar[BackendTraits] = BackendTraits(provides=frozenset(PROVIDED))
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """Check that the packages for adapters are installed."""
+        """Check that the package peft is installed if a training uses adapters."""
         for name, settings in trainings.items():
             if settings.lora:
                 require_library("peft", f"{name}.lora", "lora")
 
     def open(self, model: str) -> Training:
-        """Load nothing yet."""
+        """Return the backend; nothing is loaded yet."""
         opened: Training = locate("perturn.backends.local_training:LocalTraining")()
         return opened

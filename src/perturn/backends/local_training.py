@@ -1,4 +1,4 @@
-"""Training in this process: models are loaded, trained by `TurnTrainer` and saved, whole or as adapters."""
+"""The backend `local`: load a model, train it with `TurnTrainer`, and save it as a whole model or as adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perturn.training.turn_trainer import TurnTrainer
 
 
 class LocalTraining:
-    """Trains policies that are folders of weights."""
+    """Trains policies that are stored as folders of weights; methods as in the protocol `Training`."""
 
     _start: str
     _further: bool
@@ -36,7 +36,7 @@ class LocalTraining:
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Load the policy; the trainer loads an optimizer that continues, and adapters continue with it."""
+        """Load the policy; if its optimizer continues, its adapters are trained further. The trainer loads it."""
         self._start = start
         own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
         self._further = resumes and own
@@ -57,7 +57,7 @@ class LocalTraining:
         return TurnTrainer(model, ref_model=reference, peft_config=added, **settings)
 
     def save(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Save a folder of a model or of adapters in one step."""
+        """Save the policy as a folder of a model or of adapters, written atomically."""
         if trainer.is_fsdp_enabled:
             self._save_divided(trainer, target, with_optimizer, merged)
             return
@@ -69,21 +69,21 @@ class LocalTraining:
                 trainer._save_optimizer_and_scheduler(str(fresh))
 
     def _write(self, model: Any, fresh: Path, adapted: bool, merged: bool) -> None:
-        """Write a model, whose adapters are merged into it, or written alone."""
+        """Write a model; its adapters are written alone, unless `merged` is set."""
         if adapted and not merged:
             save_adapters(model, fresh, self._start, self._further)
         else:
             (model.merge_and_unload() if adapted else model).save_pretrained(fresh)
 
     def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Gather in the first process the parts of all processes, and save them there.
+        """Gather a sharded model in the first process, and save it there.
 
-        Adapters are merged into the weights that the training began with, which it kept rounded.
+        Adapters are merged into newly loaded base weights, since the sharded training stores base weights in bfloat16.
         """
         with replacing(target, foreign=(Exception,)) if leads() else nullcontext() as fresh:
             if with_optimizer:
                 trainer.save_whole_optimizer(fresh)
-            trainer.optimizer.state.clear()  # makes room for the weights
+            trainer.optimizer.state.clear()  # free memory for the weights
             state = whole_weights(trainer.model)
             if fresh is None:
                 return
@@ -91,7 +91,7 @@ class LocalTraining:
             trainer.renderer.tokenizer.save_pretrained(fresh)
 
     def _undivided(self, trainer: TurnTrainer, state: dict[str, Any]) -> Any:
-        """Return the whole model with the weights that were gathered."""
+        """Return an unsharded model with the gathered weights."""
         if self._lora is None:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(trainer.model.config)
@@ -105,7 +105,7 @@ class LocalTraining:
     def keep(
         self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
     ) -> None:
-        """Save the policy again, with its optimizer; to a whole model, add adapters that change nothing yet."""
+        """Copy the policy and its optimizer to a new folder; a whole model gets new adapters with no effect yet."""
         self._start, self._further = start, False
         with replacing(target, foreign=(Exception,)) as fresh:
             if not merged and adapters_in(start) is not None and Path(start).parent == target.parent:
@@ -120,4 +120,4 @@ class LocalTraining:
                 shutil.copy2(file, fresh)
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing: this backend holds no resources."""

@@ -1,4 +1,4 @@
-"""An entry of `BACKENDS`: settings that say where policies are trained, check that before work, and open it."""
+"""Interfaces of backends: their settings, which check and open them, and an open backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVIDED = {
     "models": "a model in this process",
     "token-inputs": "numbers of whole distributions, such as the entropy",
 }
-"""Things that a backend may provide, each with its description."""
+"""Abilities that a backend may have, each with its description."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class BackendTraits:
     """Traits of a backend, in the attribute `traits` of its settings."""
 
     provides: frozenset[str] = frozenset()
-    """Names from `PROVIDED` that the backend has, besides log-probabilities of tokens and steps by their gradient."""
+    """Names from `PROVIDED`. Every backend also computes token log-probabilities, and steps along their gradient."""
     stores: str = "files"
-    """The form in which it keeps policies: `files` of weights, or a form that an engine has as `EngineTraits.reads`."""
+    """Format of stored policies: `files` of weights, or another format that an engine names as `EngineTraits.reads`."""
     distributions: tuple[str, ...] = ()
-    """Installed packages that training depends on; the run's manifest keeps their versions."""
+    """Packages on which training depends; the run's manifest records their versions."""
 
 
 class Backend(Protocol):
@@ -34,28 +34,28 @@ class Backend(Protocol):
 
     @property
     def traits(self) -> BackendTraits:
-        """Traits of the backend; a class attribute if they do not depend on the settings."""
+        """Traits of the backend; a class attribute if the traits do not depend on the settings."""
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """Find out before work whether the trainings could be done; nothing of the run is changed.
+        """Check, before the run starts, whether the trainings are possible; nothing in the run is changed.
 
         Args:
             trainings: Settings of each training, by the name of its section.
             model: The setting `model.name`.
-            goes_on: Whether the next iteration continues with the optimizer of the last one.
+            goes_on: Whether each iteration continues the optimizer of the previous iteration.
 
         Raises:
-            PerturnError: With the fault.
+            PerturnError: If a training is not possible; the message gives the reason.
         """
 
     def open(self, model: str) -> Training:
-        """Open it, for all trainings of a run.
+        """Open the backend for all trainings of a run.
 
         Args:
             model: The setting `model.name`.
 
         Raises:
-            PerturnError: If it cannot be opened.
+            PerturnError: If the backend cannot be opened.
         """
 
 
@@ -65,48 +65,48 @@ class Training(Protocol):
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Return the model that a training begins with, and its tokenizer.
+        """Return the model with which a training starts, and its tokenizer.
 
         Args:
-            start: Name or folder of the policy that it starts from.
-            told: Texts that the tokenizer must have tokens for.
-            seed: Of the random choices.
-            lora: Adapters to train; None: all weights.
-            resumes: Whether the optimizer of that policy continues.
+            start: Name or folder of the policy from which training starts.
+            told: Texts that the tokenizer must be able to read; a word tokenizer gets new tokens for them.
+            seed: Seed of random choices.
+            lora: Settings of the adapters to train; None: train all weights.
+            resumes: Whether training continues the optimizer of this policy.
         """
 
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> Any:
-        """Return the `TurnTrainer` of a model from `begin`.
+        """Return the `TurnTrainer` for a model from `begin`.
 
         Args:
             model: The model.
             reference: Name or folder of the reference; None: the model in its current state.
-            lora: Adapters to train; None: all weights.
-            settings: Further arguments of `TurnTrainer`.
+            lora: Settings of the adapters to train; None: train all weights.
+            settings: Other arguments of `TurnTrainer`.
         """
 
     def save(self, trainer: Any, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Keep the trained policy as a folder, written whole or not at all.
+        """Save the trained policy as a folder, written atomically.
 
         Args:
-            trainer: From `trainer`.
-            target: The folder.
-            with_optimizer: Whether the optimizer is kept next to it.
-            merged: Whether adapters are merged into the weights. Otherwise they are kept alone, and name a whole model.
+            trainer: Result of `trainer`.
+            target: Folder to write.
+            with_optimizer: Whether to save the optimizer in the same folder.
+            merged: Whether to merge adapters into the weights. Otherwise adapters are saved without their base model.
         """
 
     def keep(
         self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
     ) -> None:
-        """Keep the policy that a training without rows was to start from, as the policy that it makes.
+        """Save the starting policy unchanged as the result of a training that has no rows.
 
         Args:
-            start: Name or folder of the policy.
-            target: Folder of the policy that the training would have made.
-            lora: Adapters that were to be trained.
-            optimizer: Files of the optimizer of the policy, to be kept next to it.
+            start: Name or folder of the starting policy.
+            target: Folder to write.
+            lora: Settings of the adapters that would have been trained; None: all weights.
+            optimizer: Files of the starting policy's optimizer, which are copied to the folder.
             merged: As in `save`.
         """
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources of the backend."""

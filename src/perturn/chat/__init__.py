@@ -1,1 +1,1 @@
-"""Chat templates: messages -> text -> tokens, with a turn index for each token."""
+"""Chat templates and tokenizers: conversion of conversations to tokens, with a turn index for each token."""

@@ -1,8 +1,8 @@
-"""Control tokens that are written in a message as text, kept apart from the chat template's.
+"""Handling of control tokens that occur in the text of a message, such as `<|im_end|>` in a tool result.
 
-A tool result that holds `<|im_end|>` must not end its message. So a control token in the text of a message is broken up
-by a mark before the template writes the message. The tokenizer then reads a broken token as the plain text that it is
-(`ChatTemplate.tokenize`). The text stays the same; only its tokens differ.
+Such a token must not end the message. So it is broken up by a mark before the template renders the message.
+`ChatTemplate.tokenize` then removes the mark and tokenizes the token as plain text. The text stays the same; only its
+tokens differ.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from perturn.errors import ModelError
 from perturn.types import Message
 
 MARK = "\ufdd0"
-"""Stands after the first character of a broken control token. Unicode reserves it, so that no text has it."""
+"""Character after the first character of a broken control token; Unicode reserves it, so no text contains it."""
 
 ANCHORS = ("\n", ":", "a")
-"""Texts before another text, for tokenizers that merge its beginning with the end of the text before."""
+"""Texts to put before a text when it is tokenized, for tokenizers whose first token depends on the text before it."""
 
 NEVER_CONTROL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tags that a policy writes itself."""
+"""Tags that a policy writes itself, so that they never count as control tokens."""
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>|\[/?[A-Za-z][\w-]*\]")
-"""Tokens that look so are often added for a policy to write, such as `<answer>` and `[THINK]`."""
+"""Pattern of tokens that are often added for a policy to write, such as `<answer>` and `[THINK]`."""
 
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": {"at": "b"}}}
@@ -38,19 +38,20 @@ _CALLED: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT: Message = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": "a"}
 
 _Write = Callable[[Sequence[Message], Sequence[Any], bool], str | None]
-"""Text of a conversation with tools, with or without the opening of the policy's turn; None: it cannot be written."""
+"""Function of messages, tools, and whether to add the opening of an answer; it returns the text, or None if the
+template rejects the messages."""
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer and its chat template, in the form in which messages are searched for them."""
+    """Finds control tokens of a tokenizer and its chat template in messages, and breaks them up."""
 
     def __init__(self, heard: Collection[str] = (), said: Collection[str] = ()) -> None:
-        """Name the control tokens.
+        """Set the control tokens.
 
         Args:
-            heard: Control tokens that are plain text in the messages a policy reads.
-            said: Control tokens that are plain text in a policy's answers; other control tokens are part of its
-                answers.
+            heard: Control tokens to break up in messages that a policy reads.
+            said: Control tokens to break up in a policy's answers. Control tokens that a policy may write itself are
+                not among them.
         """
         self._heard, self._said = (re.compile(_any_of(each) if each else "(?!)") for each in (heard, said))
         broken = [_break(token) for token in {*heard, *said}]
@@ -64,7 +65,7 @@ class ControlTokens:
         ]
 
     def quote_values(self, values: Sequence[Any]) -> list[Any]:
-        """Return other values that a template reads, such as schemas of tools, with the control tokens broken up."""
+        """Return other values that a template reads, such as tool schemas, with their control tokens broken up."""
         return [_quoted(value, self._heard) for value in values]
 
     def quote_text(self, text: str) -> str:
@@ -72,22 +73,22 @@ class ControlTokens:
         return str(_quoted(text, self._heard))
 
     def find(self, messages: Iterable[Message]) -> list[str]:
-        """Return the control tokens in the text of messages, each once, in their order."""
+        """Return the control tokens in the text of messages, each once, in order of first occurrence."""
         parts = chain.from_iterable(map(self._parts, messages))
         return self._found(((key, value), pattern) for key, value, pattern in parts)
 
     def find_in_values(self, values: Iterable[Any]) -> list[str]:
-        """Return the control tokens in other values that a template reads, each once, in their order."""
+        """Return the control tokens in other values that a template reads, each once, in order of first occurrence."""
         return self._found((value, self._heard) for value in values)
 
     def split(self, text: str) -> list[str]:
-        """Return a text divided at its broken control tokens, which are whole again: text, token, text, token, text."""
+        """Split a text at its broken control tokens; return texts and repaired tokens alternately, text first."""
         parts = self._broken.split(text)
         parts[1::2] = (part.replace(MARK, "", 1) for part in parts[1::2])
         return parts
 
     def _parts(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
-        """Yield keys and values of a message, and the tokens to look for in each; arguments of calls are data."""
+        """Yield each key and value of a message, with the pattern of the control tokens to find there."""
         says = message.get("role") == "assistant"
         for key, value in message.items():
             yield key, value, self._said if says and key != "tool_calls" else self._heard
@@ -99,29 +100,36 @@ class ControlTokens:
 
 
 class PlainTokens:
-    """Control tokens as the tokens of plain text."""
+    """Tokenizes the text of control tokens as plain text."""
 
     def __init__(self, tokenizer: Any, special_ids: Collection[int], end_id: int) -> None:
-        """Take a Hugging Face tokenizer, its special and added tokens, and the token that ends a turn."""
+        """Set the tokenizer.
+
+        Args:
+            tokenizer: A Hugging Face tokenizer.
+            special_ids: Ids of its special and added tokens.
+            end_id: Id of the token that ends a turn.
+        """
         self._tokenizer, self._special, self._end_id = tokenizer, frozenset(special_ids), end_id
         added = tokenizer.added_tokens_decoder.values()
         self._strip = {each.content for each in added if each.rstrip}
         self._known: dict[str, tuple[int, ...]] = {}
 
     def context(self, token: str) -> str:
-        """Return a text to put before the text that follows a control token, for tokenizing.
+        """Return the text after which to tokenize the text that follows a control token.
 
-        It is the token itself, with which nothing merges, unless the tokenizer drops white space after the token.
+        This is the token itself, which never merges with other text. If the tokenizer strips white space after the
+        token, it is a line break instead.
         """
         return ANCHORS[0] if token in self._strip else token
 
     def tokens(self, token: str) -> tuple[int, ...]:
-        """Return tokens of the text of a control token, none of which controls anything.
+        """Return tokens for the text of a control token that are no control tokens themselves.
 
-        A tokenizer of whole words may know that text as one word, so it is also tried in two parts.
+        A word tokenizer may know the whole text as one word, so the text is also tried in two parts.
 
         Raises:
-            ModelError: If the tokenizer has no such tokens.
+            ModelError: If the tokenizer cannot write the text without control tokens.
         """
         if token not in self._known:
             unknown, own = self._tokenizer.unk_token_id, self._tokenizer.convert_tokens_to_ids(token)
@@ -138,7 +146,7 @@ class PlainTokens:
         return self._known[token]
 
     def _read(self, text: str) -> tuple[int, ...]:
-        """Return tokens of a text without special tokens, as they are within a longer text."""
+        """Return the tokens that a text has within a longer text, with special tokens split into plain text."""
         for context in ANCHORS:
             known, both = self._alone(context), self._alone(context + text)
             if len(both) > len(known) and both[: len(known)] == known:
@@ -152,16 +160,19 @@ class PlainTokens:
 def find_control_tokens(tokenizer: Any, end_text: str, call_end_text: str, write: _Write) -> ControlTokens:
     """Find out which tokens of a tokenizer control a conversation.
 
-    They are its special tokens, and the added ones with which the chat template begins and ends messages. In an action,
-    tokens that the template writes within an answer are kept, such as `[TOOL_CALLS]`. So are tokens that look like a
-    tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of calls stay even if the
-    template writes them elsewhere too, such as where it explains calls.
+    These are the tokenizer's special tokens, and added tokens with which the chat template starts or ends messages. A
+    policy may write some of them itself, so they are not broken up in its actions:
+
+    - tokens that the template writes within an answer, such as `[TOOL_CALLS]`;
+    - tokens that look like a tag, such as `<answer>`, unless tokenizer or template give them a role;
+    - tokens of tool calls, even if the template also writes them elsewhere, for example to explain calls.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        end_text: What ends a turn of the policy.
-        call_end_text: Text that ends its turn after calls; in most templates the text that ends every turn.
-        write: Writes a conversation with the chat template.
+        end_text: Text of the token that ends a policy's turn.
+        call_end_text: Text of the token that ends a policy's turn with tool calls; in most templates equal to
+            `end_text`.
+        write: Function that renders a conversation with the chat template.
     """
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}
     special = {*tokenizer.all_special_tokens} | {
@@ -189,14 +200,21 @@ _CALLS: tuple[_Talk, ...] = (([_ASKED, _CALLED, _RESULT], [_TOOL]),)
 
 
 class _Written(NamedTuple):
-    """The tokens that a chat template writes around messages, and within the policy's answers."""
+    """Tokens that a chat template writes around messages, and tokens that it writes within answers."""
 
     around: set[str]
     within: set[str]
 
 
 def _written(tokens: Collection[str], end_text: str, write: _Write, talks: Iterable[_Talk]) -> _Written:
-    """Find the tokens that a chat template writes in conversations, each with one answer."""
+    """Find the tokens that a chat template writes in test conversations.
+
+    Args:
+        tokens: Tokens to look for.
+        end_text: Text of the token that ends an answer.
+        write: Function that renders a conversation.
+        talks: Messages and tools of each conversation, which has one answer.
+    """
     found = _Written(set(), set())
     if not tokens:
         return found
@@ -215,7 +233,7 @@ def _written(tokens: Collection[str], end_text: str, write: _Write, talks: Itera
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a value."""
+    """Yield all texts in a nested value, keys of mappings included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -225,7 +243,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _quoted(value: Any, pattern: re.Pattern[str]) -> Any:
-    """Return a value with each match in its texts broken up."""
+    """Return a nested value with each match of a pattern in its texts broken up by the mark."""
     if isinstance(value, str):
         return pattern.sub(lambda match: _break(match[0]), value)
     if isinstance(value, Mapping):
@@ -240,7 +258,7 @@ def _break(token: str) -> str:
 
 
 def _any_of(words: Collection[str]) -> str:
-    """Return a regular expression for the longest of some words; common beginnings of words are tried once."""
+    """Return a regular expression that matches the longest of some words; it is a prefix tree, for speed."""
     found = [
         re.escape(first) + _any_of([word[1:] for word in group])
         for first, group in groupby(sorted({word for word in words if word}), key=lambda word: word[0])
@@ -256,10 +274,10 @@ _logger = logging.getLogger(__name__)
 
 
 def declared_ends(model: Any) -> tuple[int, ...]:
-    """Return the token ids with which a model says that it ends a text: `eos_token_id` of its generation config.
+    """Return the end-of-text token ids that a model declares as `eos_token_id`.
 
     Args:
-        model: A causal language model of transformers. Where its generation config names none, its config counts.
+        model: A causal language model of transformers. Its generation config is read first, then its config.
     """
     generation, config = getattr(model, "generation_config", None), getattr(model, "config", None)
     for found in (generation, config.get_text_config() if config else None):
@@ -270,9 +288,9 @@ def declared_ends(model: Any) -> tuple[int, ...]:
 
 
 def keep_ends(model: Any) -> None:
-    """Write the tokens that end a text into a model's generation config where that names none.
+    """Copy a model's end-of-text tokens to its generation config, if the generation config has none.
 
-    A `transformers.Trainer` puts the one end of the tokenizer there, and in the config, where several may stand.
+    Otherwise `transformers.Trainer` replaces them, in both configs, by the tokenizer's single end token.
     """
     generation = getattr(model, "generation_config", None)
     if generation is not None and generation.eos_token_id is None:
@@ -285,11 +303,11 @@ def end_ids(
     """Return all token ids that end an answer.
 
     Args:
-        tokenizer: A Hugging Face tokenizer; its end of text is one of them.
-        end_of_turn: The token with which the chat template ends a turn of the policy.
-        special_ids: Special and added tokens of the tokenizer.
-        declared: What the model says (`declared_ends`). Ordinary tokens among them, and ids that the tokenizer does not
-            have, are logged and left out: an answer would be cut at a word.
+        tokenizer: A Hugging Face tokenizer; its end-of-text token is included.
+        end_of_turn: Id of the token with which the chat template ends a policy's turn.
+        special_ids: Ids of the tokenizer's special and added tokens.
+        declared: End tokens that the model declares (`declared_ends`). Ids outside `special_ids` are logged and
+            ignored, since an answer would otherwise end at an ordinary word.
     """
     declared, known = set(declared), set(special_ids)
     if strange := declared - known:
@@ -303,7 +321,7 @@ def end_ids(
 
 @cache
 def _warn(name: str, ids: tuple[int, ...], tokens: str) -> None:
-    """Warn once that a model names ordinary tokens as its end."""
+    """Warn once that a model declares ordinary tokens as end tokens."""
     _logger.warning(
         "the model names token ids %s%s as the end of a text, but they are no special tokens of the tokenizer %r; "
         "answers do not end there. Correct eos_token_id in the model's generation_config.json.",

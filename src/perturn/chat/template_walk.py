@@ -1,10 +1,13 @@
-"""A conversation on its way through a chat template, one message after the other.
+"""Incremental rendering of a conversation with a chat template, message by message.
 
-A chat template takes whole conversations. A walk renders the newest messages twice: after the first answer with all
-messages before it, and after the last turn alone. It reads the text that the newest messages add, so its cost grows
-with them. In a worked example, the first answer is the example's. Most templates write a message the same way whatever
-stands far before it, but nothing guarantees this. So the texts of a walk are compared with one rendering of the whole
-conversation. A walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
+A chat template renders whole conversations, which is slow for long ones. A walk renders the newest messages only after
+a short context: all messages up to the first answer, and the last turn. The text that the newest messages add is the
+result, so a step's cost does not depend on the length of the conversation. With an example in the prompt, the first
+answer is the example's.
+
+Most templates render a message independently of messages far before it, but nothing guarantees this. So the texts of a
+walk are compared with one rendering of the whole conversation. If they differ, or cannot be compared, the walk is
+repeated with all messages at each step (`whole`).
 """
 
 from __future__ import annotations
@@ -23,46 +26,50 @@ from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that entered the conversation together."""
+    """Tokens of an observation or an action."""
 
     ids: tuple[int, ...]
     role: str
     turn: int
-    """Index of the turn whose action these tokens are; `NO_TURN` for text the policy did not write."""
+    """Index of the turn if the tokens are an action; `NO_TURN` if the policy did not write them."""
 
 
 class Walk:
-    """Turns the policy reads and writes in alternation: `hear`, `say`, `hear`, ..."""
+    """Renders a conversation by alternate calls of `hear`, for an observation, and `say`, for an action."""
 
     def __init__(
         self, template: ChatTemplate, prompt: Sequence[Message], tools: Sequence[Any], whole: bool
     ) -> None:
-        """Begin with the messages before the first turn.
+        """Start before the first turn.
 
-        With `whole`, all messages are rendered at each step, not the first answer's, the last and the newest alone.
+        Args:
+            template: The chat template.
+            prompt: Messages before the first observation.
+            tools: Schemas of the tools.
+            whole: Whether each step renders all messages, instead of the newest messages after a short context.
         """
         self.turns = 0
-        """Turns said so far."""
+        """Number of actions rendered so far."""
         self.whole = whole
         self.written = ""
-        """Text of the last turn as the template writes it."""
+        """Text of the last action as the template renders it."""
         self.partial = False
-        """Whether anything was rendered after less than all that came before it."""
+        """Whether any message was rendered without all messages before it."""
         self.remembers = "namespace" in template.text
-        """Whether the template has means to carry something from one message to those after it."""
+        """Whether the template can store information from one message for later messages."""
         self._template, self._tools = template, tools
-        self._messages = list(prompt)  # all of them
+        self._messages = list(prompt)  # all messages so far
         self._first: list[Message] = []
-        self._context: list[Message] = []  # what the newest messages are rendered after
-        # Rendered: up to the first answer, the context, the context and the newest.
+        self._context: list[Message] = []  # messages before the newest messages in a rendering
+        # Texts of the messages up to the first answer, of the context, and of the context with the newest messages.
         self._first_text = self._closed = self._opened = ""
         self._new: list[Message] = []
         self._heard = self._before = ""
-        self._owed = ""  # what closes the last turn, where the policy did not
-        self._added: list[str] = []  # the whole text, in parts
+        self._owed = ""  # end of the last turn, if the policy did not write it
+        self._added: list[str] = []  # parts of the whole text
 
     def hear(self, observation: Sequence[Message]) -> Piece:
-        """Return messages the policy reads, and the opening of its own turn."""
+        """Return the tokens of an observation, including the opening of the policy's answer."""
         self._new = [*([] if self._added else self._messages), *observation]
         self._messages += observation
         self.partial |= len(self._context) + len(self._new) < len(self._messages)
@@ -76,7 +83,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """Yield the tokens of the newest messages, one message at a time."""
+        """Divide the tokens of the newest observation into pieces, one per message if the template allows it."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):
@@ -91,7 +98,7 @@ class Walk:
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:
-        """Return the policy's own turn: the tokens it sampled, or the tokens of its text."""
+        """Return the tokens of an action: its sampled tokens, or the tokens of its text."""
         message = action.message()
         said = [*self._new, message]
         template, opened = self._template, self._opened
@@ -117,16 +124,19 @@ class Walk:
         return Piece(ids, "assistant", self.turns - 1)
 
     def fork(self) -> Walk:
-        """Return another walk from here on, which leaves this one where it is."""
+        """Return an independent copy of the walk in its current state."""
         other = copy(self)
         other._messages, other._added = list(self._messages), list(self._added)
         return other
 
     def confirm(self, open_turn: bool = False) -> None:
-        """Compare the texts so far with one rendering of the whole; `open_turn`: the policy is to write next.
+        """Compare the texts so far with one rendering of the whole conversation.
+
+        Args:
+            open_turn: Whether the text ends with the opening of the policy's answer.
 
         Raises:
-            ModelError: If they differ.
+            ModelError: If the texts differ.
         """
         if not self.partial:
             return
@@ -136,18 +146,23 @@ class Walk:
             raise ModelError("the chat template writes a message otherwise where others stand far before it.")
 
     def _close(self, said: list[Message], text: str) -> None:
-        """Choose the text after which the next messages are rendered."""
+        """Choose the context for the next messages.
+
+        Args:
+            said: The newest messages, including the action.
+            text: Text of the context and the newest messages.
+        """
         if self.turns == 0:
             self._first, self._first_text = self._beginning(said, text)
             self._context, self._closed = said, text
         elif self.whole:
             self._context, self._closed = [*self._context, *said], text
-        else:  # the next rendering says whether it begins so
+        else:  # the next rendering checks whether it starts with this text
             self._closed = self._first_text + text[len(self._closed) :]
             self._context = [*self._first, *said]
 
     def _beginning(self, said: list[Message], text: str) -> tuple[list[Message], str]:
-        """Return the messages up to the first answer, and their text; all where the text does not begin with it."""
+        """Return the messages up to the first answer and their text; all messages if the text starts differently."""
         count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
         if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
             begun, end = self._template.before_end(alone, said[count - 1])
@@ -156,10 +171,10 @@ class Walk:
         return said, text
 
     def _check_heard(self, added: str) -> None:
-        """Reject a template that leaves out a message, so that a policy would not read it.
+        """Raise a `ModelError` if the template left a message out: a policy would not read it.
 
-        A template may write a text otherwise than it is, such as with escapes. So a text that is not found is replaced
-        by a plain one before the template is blamed.
+        A template may change a text, for example by escapes. So a text that is not found is replaced by a plain word,
+        and the template is rejected only if the plain word is not found either.
         """
         for index, message in enumerate(self._new):
             text = self._template.control.quote([message])[0].get("content")
@@ -174,10 +189,10 @@ class Walk:
                 )
 
     def _check_tool_calls(self, messages: Sequence[Message], written: str) -> None:
-        """Reject a template that leaves out tool calls, so that an action does not reach the tokens.
+        """Raise a `ModelError` if the template left a tool call out: a policy would not learn it.
 
-        Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
-        with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
+        A template may change an unusual name, for example by escaping a quote. So a name that is not found is replaced
+        by a plain name, and the template is rejected only if the plain name is not found either.
         """
         quoted = self._template.control.quote(messages[-1:])[0]
         calls = [dict(call.get("function", call)) for call in quoted.get("tool_calls", ())]
@@ -196,7 +211,7 @@ class Walk:
 
 
 class Asked:
-    """The prompts of a conversation, each the beginning of the next."""
+    """Tokens of a conversation's prompts, each of which extends the previous prompt."""
 
     def __init__(self, walk: Walk, prompt: Prompt) -> None:
         self.walk = walk
@@ -207,7 +222,7 @@ class Asked:
         self._next_look = 0
 
     def leads_to(self, prompt: Prompt) -> bool:
-        """Return whether the prompt asks for a later turn of the same conversation."""
+        """Return whether a prompt extends the last prompt, that is, asks for a later turn of the conversation."""
         known = len(self._turns)
         return (
             len(prompt.turns) > known
@@ -217,7 +232,7 @@ class Asked:
         )
 
     def follow(self, prompt: Prompt) -> None:
-        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
+        """Add the tokens up to the end of a prompt; compare them with the whole each time the turns have doubled."""
         for turn in prompt.turns[len(self._turns) :]:
             if self._heard is None:
                 self.ids.extend(self.walk.hear(turn.observation).ids)
@@ -231,7 +246,7 @@ class Asked:
 
 
 def check_turns(trajectory: Trajectory) -> None:
-    """Reject a trajectory without turns, ids that no tensor holds, and calls that no template reads."""
+    """Raise a `DataError` if a trajectory has no turns, invalid token ids, or malformed tool calls."""
     if not trajectory.turns:
         raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
     for number, turn in enumerate(trajectory.turns):

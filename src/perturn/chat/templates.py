@@ -1,7 +1,7 @@
-"""Chat templates for training on turns: Perturn's by name, files, and which template replaces a stock template.
+"""Perturn's chat templates for training on many turns, and recognition of the stock templates that they replace.
 
-Ours write the text of their family's stock template, except where a rule made earlier text depend on later messages.
-The first line of each file gives its origin and the changes.
+A template of Perturn writes the same text as the stock template of its model family, except for rules that make earlier
+text depend on later messages. The first line of each file gives its origin and the changes.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Template:
-    """One of our chat templates."""
+    """A chat template of Perturn."""
 
     name: str
     text: str
-    """Jinja."""
+    """Jinja source."""
 
     @property
     def says(self) -> str:
-        """Owner of the template, and the changes to it."""
+        """Models of the template, and the changes to their stock template."""
         return self.text.partition("\n")[0].removeprefix("{#- ").removesuffix(" -#}")
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A template that is another file with other settings."""
+    """A template that differs from another template's file only in the values of some variables."""
 
     of: str
     settings: Mapping[str, str]
-    """Jinja for variables that the file sets, by name."""
+    """Jinja expressions that replace the values of variables in the file, by the variable's name."""
     says: str
-    """Its first line."""
+    """First line of the template, as a comment."""
 
     def read(self, name: str, files: Mapping[str, str]) -> Template:
-        """Return the template."""
+        """Return the template, made from the texts of all files by name."""
         text = f"{{#- {self.says} -#}}\n" + files[self.of].partition("\n")[2]
         for key, value in self.settings.items():
             head, line, tail = text.partition(f"{{%- set {key} = ")
@@ -113,7 +113,7 @@ _VARIANTS: Mapping[str, _Variant] = {
 
 
 def _read_all() -> dict[str, Template]:
-    """Return our templates by name, with their variants."""
+    """Return all templates of Perturn by name, variants included."""
     folder = Path(__file__).parent / "chat_templates"
     files = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.jinja")}
     found = [Template(name, text) for name, text in files.items()]
@@ -122,7 +122,7 @@ def _read_all() -> dict[str, Template]:
 
 
 TEMPLATES: Mapping[str, Template] = _read_all()
-"""Ours by name."""
+"""Perturn's templates by name."""
 
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Look at it.", "parameters": {}}}
 
@@ -132,7 +132,13 @@ def _user(text: str) -> Message:
 
 
 def _says(text: str, *calls: str, reasoning: str = "") -> Message:
-    """Return an assistant message with calls, and a thought in its own field."""
+    """Return an assistant message.
+
+    Args:
+        text: Content.
+        calls: Ids of tool calls.
+        reasoning: Thought in the field `reasoning_content`; empty: no such field.
+    """
     made = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": name}}}
         for name in calls
@@ -156,14 +162,14 @@ _THOUGHT = f"<think>\n{_DARK}\n</think>\n\n"
 
 _ASKED = ([_user("Hi")], [_SYSTEM, _user("Hi")])
 _ANSWERED = ([_user("Hi"), _says("Hello")], [_user("Hi"), _says("Hello"), _user("Go")])
-"""Conversations by which a stock template is recognised: it writes all of the first group and one of the second group
-like Perturn's template, since no changed rule affects both of the second group."""
+"""Conversations by which a stock template is recognised. It must render all conversations of the first group like
+Perturn's template, and at least one of the second group, since no change affects both of the second group."""
 
 _THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning=_DARK)]
-"""A conversation by which one of two that both match is chosen."""
+"""Conversation that decides between two templates of Perturn if both match."""
 
 _CALLED = [_user("Hi"), _says("", _IDS[0]), _result(_IDS[0])]
-"""A conversation that a stock template must write like Perturn's template: calls and results in their places."""
+"""Conversation with a tool call that a stock template must render like Perturn's template, or it is replaced."""
 
 _OF_AGENTS = (
     [_SYSTEM, _user("Hi"), _says("Hello"), _user("Go"), _says("Gone")],
@@ -172,27 +178,27 @@ _OF_AGENTS = (
     [_user("Hi"), _says("One", _IDS[0]), _result(_IDS[0]), _says("Seen"), _user("Go")],
     [_user("Hi"), _says("Both", *_IDS), _result(_IDS[0]), _result(_IDS[1]), _says("Seen"), _user("Go")],
 )
-"""Conversations that show whether a stock template serves."""
+"""Conversations that test whether a stock template can be used for many turns."""
 
 _DAY = date(2024, 7, 26)
-"""Fixed date in Perturn's templates whose stock template reads the clock."""
+"""Fixed date in Perturn's templates; it also replaces today's date in stock templates when both are compared."""
 _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
 )
-"""Control tokens in a text; [INST] is not a token of Llama 2."""
+"""Pattern of control tokens in a text; it excludes [INST], which is no token of Llama 2."""
 _EMPTY_THOUGHT = re.compile(r"(?:<think>\s*|(?<=>))</think>\s*|<\|channel>thought\n<channel\|>")
 _DOUBLE = re.compile(r"</think>\s*<think>")
-"""Empty thoughts before thoughts, where a template does not see those within a text."""
+"""Pattern of an empty thought before a thought, from a template that ignores thoughts in the content."""
 
 
 def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
-    """Return the text of the chat template to use instead of the tokenizer's own, if any.
+    """Return the text of the chat template to use instead of the tokenizer's own; None: use the tokenizer's own.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default
-            one), or Perturn's, if the model has a stock template that does not serve many turns.
+        wanted: Name of one of Perturn's templates, a file, or Jinja. None: the tokenizer's own template (its default
+            if there are several), or Perturn's template if the own is a stock template that fails for many turns.
 
     Raises:
         ConfigError: If there is no such template.
@@ -211,7 +217,7 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
 
 
 def with_template(tokenizer: Any, text: str) -> Any:
-    """Return the tokenizer with its own chat template; it is saved with a policy, so that it is served as trained."""
+    """Return a copy of the tokenizer with another chat template, which is then saved with the policy."""
     if tokenizer.chat_template == text:
         return tokenizer
     own = copy.copy(tokenizer)
@@ -220,13 +226,21 @@ def with_template(tokenizer: Any, text: str) -> Any:
 
 
 def chat_template(settings: ModelSettings) -> str | None:
-    """Return the text of the chat template that a recipe names, if any."""
+    """Return the text of the chat template that a recipe names; None if it names no template."""
     named = settings.chat_template
     return None if named is None else read_template(named, "model.chat_template")
 
 
 def read_template(wanted: str, where: str) -> str:
-    """Name of one of ours, a file, or Jinja -> Jinja."""
+    """Return the Jinja source of a template.
+
+    Args:
+        wanted: Name of one of Perturn's templates, a file, or Jinja.
+        where: Name of the setting, for the error message.
+
+    Raises:
+        ConfigError: If there is no such template or file.
+    """
     if wanted in TEMPLATES:
         return TEMPLATES[wanted].text
     if "{{" in wanted or "{%" in wanted:
@@ -240,7 +254,10 @@ def read_template(wanted: str, where: str) -> str:
 
 
 def fitting(tokenizer: Any) -> list[str]:
-    """Return our templates whose control tokens are all tokens of a tokenizer; templates of plain text come last."""
+    """Return the names of Perturn's templates whose control tokens are all known to a tokenizer.
+
+    Templates without control tokens of their own are returned only if no other template fits.
+    """
     known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(
         tokenizer.all_special_tokens
     )
@@ -251,16 +268,16 @@ def fitting(tokenizer: Any) -> list[str]:
 
 
 def _marks(tokenizer: Any, template: str) -> set[str]:
-    """Control tokens that a template writes of conversations without tools and with them."""
+    """Return the control tokens that a template writes in two test conversations, without and with tools."""
     texts = (_write(tokenizer, template, _OF_AGENTS[0]), _write(tokenizer, template, _CALLED, [_TOOL]))
     return {mark for text in texts for mark in _MARK.findall(text or "")}
 
 
 def replacement(tokenizer: Any) -> Template | None:
-    """Return Perturn's template that replaces the tokenizer's own, if one does.
+    """Return the template of Perturn that replaces the tokenizer's own; None if the own template is kept.
 
-    The model's own template is recognised by its output, so that all revisions of a known template count. It stays
-    where it can write the conversations of agents that ours can, each as the beginning of the next.
+    A stock template is recognised by its output, so that all of its revisions are recognised. It is kept if it can
+    render the same conversations of many turns as Perturn's template, and each turn only appends text.
     """
     own = tokenizer.chat_template
     if not isinstance(own, str):
@@ -276,7 +293,7 @@ def replacement(tokenizer: Any) -> Template | None:
 
 
 def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
-    """Return whether two templates write equal texts for short conversations, apart from empty thoughts."""
+    """Return whether two templates render short conversations to equal texts, apart from empty thoughts."""
     for number, talk in enumerate(_ASKED):
         old, new = (_write(tokenizer, each, talk) for each in (own, ours))
         if old != new and (number == 0 or None not in (old, new)):
@@ -291,21 +308,19 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
 
 
 def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
-    """Return whether two templates can write a conversation, with equal texts apart from empty thoughts."""
+    """Return whether two templates render a conversation to equal texts, apart from empty thoughts."""
     old, new = (_write(tokenizer, each, talk) for each in (own, ours))
     return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
 
 
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
-    """Return whether a template writes every message, and its text up to each turn begins the whole text."""
+    """Return whether a template renders a conversation with all thoughts, and each turn only appends text."""
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     whole = _write(tokenizer, template, talk, tools=tools)
     thinks = any(_DARK in each["content"] for each in talk)
     if whole is None or _DOUBLE.search(whole) or (thinks and _DARK not in whole):
         return False
-    closing = (
-        tokenizer.eos_token or ""
-    )  # some templates end the text with it, after what ends the last message
+    closing = tokenizer.eos_token or ""  # some templates append it after the end of the last message
     for index, message in enumerate(talk):
         if message["role"] != "assistant":
             continue
@@ -320,7 +335,7 @@ def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
 
 
 def _stop_clock(template: str) -> str:
-    """Return a template that writes the fixed date instead of today's date."""
+    """Return the template with a fixed date instead of today's date."""
     days = {form: _DAY.strftime(form) for form in _CLOCK.findall(template)}
     macro = f"{{%- macro strftime_now(form) -%}}{{{{- {days!r}[form] -}}}}{{%- endmacro -%}}"
     return macro + template if days else template
@@ -329,7 +344,7 @@ def _stop_clock(template: str) -> str:
 def _write(
     tokenizer: Any, template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """Return a conversation as a template writes it; None if it refuses."""
+    """Render a conversation with a template; return None if the template rejects it."""
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -341,13 +356,13 @@ def _write(
                 date_string=_DAY.strftime("%d %b %Y"),
             )
         )
-    except Exception:  # noqa: BLE001  a template is code of others
+    except Exception:  # noqa: BLE001  a template may raise anything
         return None
 
 
 @cache
 def _announce(model: str, ours: Template) -> None:
-    """Warn once that a known template was recognised."""
+    """Warn once per model that its stock template was recognised and is replaced."""
     _logger.warning(
         "the chat template of %r is the stock one of %s, which does not serve many turns; Perturn's of that name is "
         "used in play and training. %s",
@@ -359,7 +374,7 @@ def _announce(model: str, ours: Template) -> None:
 
 @cache
 def _warn_of_clock(model: str) -> None:
-    """Warn once that a template's text depends on the date."""
+    """Warn once per model that the text of its template depends on the date."""
     _logger.warning(
         "the chat template of %r reads the clock: a policy may be trained on another text than it played the day "
         "before. Give one with a fixed date with `chat_template`.",

@@ -1,8 +1,8 @@
-"""The one place that turns a conversation into token ids with a turn index for each token.
+"""Conversion of conversations to token ids, with a turn index for each token; no other module does this.
 
-Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
-that were sampled are kept as they are. So the prompt of turn k is a prefix of the prompt of turn k+1, and training sees
-the sampled tokens.
+Each text is tokenized once, when it enters the conversation, with the tokens that it would have within the whole
+conversation. Sampled token ids are never tokenized again. So the prompt of turn k is a prefix of the prompt of turn
+k+1, and training uses exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from perturn.errors import DataError, ModelError
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 _KEPT = 256
-"""Conversations whose prompts are continued; the conversation longest without a prompt is dropped first."""
+"""Largest number of conversations whose tokens are cached; the least recently used conversation is dropped first."""
 
 _NO_WORD = re.compile(r"\W+")
 
 _PROBE_TURNS = 5
-"""Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
+"""Number of turns of the test conversation: a walk leaves out earlier messages from the fourth turn on."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A trajectory as tokens: one sequence, or several; a shortened history has one for each of its turns.
+    """A trajectory as tokens: one sequence, or one sequence for each turn if the history was shortened.
 
-    Each is the text that the policy saw, with loss on the tokens that it wrote then. They are laid end to end, in the
-    order of the turns. `ids`, `turn` and `role` are [tokens].
+    A sequence is the text that the policy read, with loss on the tokens that it wrote. Sequences are concatenated in
+    the order of their turns. `ids`, `turn` and `role` are [tokens].
     """
 
     ids: tuple[int, ...]
     turn: tuple[int, ...]
-    """Turn index where a token carries loss, `NO_TURN` elsewhere."""
+    """Index of the turn for tokens that carry loss, `NO_TURN` for all others."""
     role: tuple[str, ...]
     dropped_turns: int = 0
-    """Whole turns cut from the end to keep the length limit."""
+    """Number of turns dropped from the end because of the length limit."""
     starts: tuple[int, ...] = (0,)
-    """Where each sequence begins [sequences]."""
+    """Index of each sequence's first token [sequences]."""
     quoted_turns: int = 0
-    """Turns whose action came as text with control tokens in it, which are plain text here."""
+    """Number of turns whose action text contains control tokens, which were tokenized as plain text."""
 
     @property
     def sequences(self) -> list[slice]:
-        """Position of each sequence."""
+        """Slice of each sequence in `ids`."""
         return [slice(*span) for span in pairwise((*self.starts, len(self.ids)))]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest sequence in tokens."""
         return max(stop - start for start, stop in pairwise((*self.starts, len(self.ids))))
 
     @property
@@ -76,28 +76,27 @@ class Encoded:
 
 
 class Renderer:
-    """Conversation -> tokens, for one tokenizer and its chat template.
+    """Converts conversations to tokens, for one tokenizer and its chat template.
 
-    Each message is rendered and tokenized once as a conversation grows, by a `Walk`. A training sequence is compared
-    with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
-    template carries something from message to message (`namespace`). If a template writes a message otherwise
-    because of others far before it, all messages are rendered at each turn. That takes a time that grows with the
-    square of the turns.
+    A `Walk` renders and tokenizes each message once, when it is added. The result is compared with one rendering of the
+    whole conversation: for every training sequence, and for a prompt each time the number of turns has doubled. Prompts
+    of templates that use `namespace` are always compared. If a template renders a message differently because of
+    messages far before it, all messages are rendered at each turn, which takes quadratic time.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
-        """Check that the template is append-only and pieces have the whole's tokens; find the end of a turn.
+        """Choose the chat template, and check that it can be used for conversations of many turns.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
-            chat_template: Template to use instead of the tokenizer's own: the name of a template of Perturn, a file,
-                or Jinja.
-            ends: Ids of further tokens that end an answer, besides the template's end of turn and the tokenizer's end
-                of text; see `perturn.chat.control_tokens.declared_ends`.
+            chat_template: Template to use instead of the tokenizer's own: the name of one of Perturn's templates, a
+                file, or Jinja.
+            ends: Ids of tokens that end an answer, besides the template's end of turn and the tokenizer's end of text;
+                see `perturn.chat.control_tokens.declared_ends`.
 
         Raises:
-            ConfigError: If there is none of that name.
-            ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
+            ConfigError: If there is no template of this name.
+            ModelError: If the tokenizer has no template, or the template cannot be used for many turns.
         """
         try:
             self._prepare(tokenizer, choose_template(tokenizer, chat_template), ends)
@@ -121,13 +120,13 @@ class Renderer:
         self._kept, self._left_out = _special_tokens(tokenizer)
         self.control = self._chat.control
         self.probe_ids: list[int] = []
-        """Tokens of the conversation that the template is tried with: its own, and the tokens of a few words."""
+        """Token ids of the test conversation with which the template was checked."""
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return tokens an engine continues: everything up to the place where the policy starts to write."""
+        """Return the token ids of a prompt: everything up to the policy's next answer."""
         asked = self._asked.pop(prompt.conversation, None)
         if asked is None or not asked.leads_to(prompt):
             asked = self._ask(prompt)
@@ -146,18 +145,19 @@ class Renderer:
     def encode(
         self, trajectory: Trajectory, max_length: int | None = None, *, every_turn: bool = False
     ) -> Encoded:
-        """Return tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
+        """Return the tokens of a trajectory; turns that exceed `max_length` are dropped from the end.
 
-        Of a trajectory that is several sequences, each must fit. Where a turn's does not, the turns that extend it are
-        dropped too; turns of other sequences stay. Of a shortened history, all later turns are dropped.
+        If a trajectory has several sequences, the limit holds for each. A turn that exceeds it is dropped with all
+        turns that continue its sequence; turns of other sequences stay. If each turn continues the turn before it, all
+        later turns are dropped.
 
         Args:
             trajectory: The trajectory.
-            max_length: Limit in tokens of each sequence; None for no limit.
-            every_turn: Whether turns that are not trained, or empty, count as turns that carry loss too.
+            max_length: Limit on the length of each sequence in tokens; None: no limit.
+            every_turn: Whether empty turns, and turns that are marked as not to be trained, also carry loss.
 
         Raises:
-            DataError: If the trajectory has no turn, no turn carries loss, or not even the first turn fits.
+            DataError: If the trajectory has no turns, no turn carries loss, or not even the first turn fits.
         """
         self._check_turns(trajectory)
         silent = set() if every_turn else silent_turns(trajectory)
@@ -194,11 +194,11 @@ class Renderer:
         )
 
     def check(self, trajectory: Trajectory) -> None:
-        """Reject a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
+        """Check that a trajectory can be encoded, without tokenizing it.
 
         Raises:
-            DataError: If training does not accept its turns or thoughts.
-            ModelError: If the template cannot render it.
+            DataError: If training does not support the trajectory's turns or thoughts.
+            ModelError: If the template cannot render the trajectory.
         """
         self._check_turns(trajectory)
         if trajectory.history is None or trajectory.is_one_sequence:
@@ -206,32 +206,32 @@ class Renderer:
                 self._chat.with_variables(seen.template_kwargs).render(seen.messages, seen.tools)
 
     def control_in(self, action: Action) -> list[str]:
-        """Control tokens in the text of an action that has no token ids, so that the text is tokenized."""
+        """Return the control tokens in an action's text; an empty list if the action has token ids."""
         return [] if action.token_ids else self.control.find([action.message()])
 
     def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
-        """Return a walk from before a trajectory's first turn; with `whole`, each step renders all messages."""
+        """Return a walk that starts before a trajectory's first turn; with `whole`, each step renders all messages."""
         chat = self._chat.with_variables(trajectory.template_kwargs)
         return Walk(chat, trajectory.prompt, trajectory.tools, whole or self._whole)
 
     def action(
         self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Action:
-        """Turn sampled tokens into an action that keeps them.
+        """Return sampled tokens as an action, which keeps the token ids.
 
-        Its text has no special tokens. If tools are offered, special tokens that are parts of calls stay in the text,
-        for `understand` to read.
+        The action's text has no special tokens. If tools are offered, special tokens of tool calls stay in the text,
+        so that `understand` can parse the calls.
         """
         ended = bool(ids) and ids[-1] in self.end_ids
         text = self._text(ids[:-1] if ended else ids, with_calls=bool(tools))
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, with special tokens."""
+        """Return the text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def require_tools(self) -> None:
-        """Reject a template that shows no tools, or writes calls in a way that would not be read back."""
+        """Raise a `ModelError` if the template shows no tools, or writes calls that Perturn cannot parse."""
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
         types = {"room": {"type": "string"}, "count": {"type": "integer"}}
         schema = {"type": "object", "properties": types}
@@ -261,7 +261,7 @@ class Renderer:
                 thoughts.refuse_second(turn.action.text, where)
 
     def _text(self, ids: Sequence[int], with_calls: bool) -> str:
-        """Return the text of sampled tokens without special tokens, except special tokens that are parts of calls."""
+        """Return the text of sampled tokens without special tokens; `with_calls` keeps special tokens of tool calls."""
         if with_calls and not self._kept.isdisjoint(ids):
             shown = [token for token in ids if token not in self._left_out]
             return str(self.tokenizer.decode(shown, skip_special_tokens=False))
@@ -272,7 +272,7 @@ class Renderer:
         return Asked(Walk(chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
     def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
-        """Return pieces of each sequence, with the turns that fit; empty if none does."""
+        """Return the pieces of each sequence, with the turns that fit; an empty list if no turn fits."""
         found = []
         for seen, own in sequences_of(trajectory):
             kept, read = self._fit(seen, most, whole), len(seen.turns) - len(own)
@@ -289,7 +289,7 @@ class Renderer:
         return found
 
     def _fit(self, seen: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
-        """Return pieces of each turn of a sequence, its action last, as far as they fit."""
+        """Return the pieces of each turn of a sequence that fits the limit; a turn's last piece is its action."""
         walk = self.walk(seen, whole)
         kept: list[list[Piece]] = []
         length = 0
@@ -305,7 +305,7 @@ class Renderer:
         return kept
 
     def _check_template(self) -> None:
-        """Reject a template that rewrites history, or pieces that are not the whole, before any work starts."""
+        """Reject a template that rewrites earlier turns, or a tokenizer whose pieces do not add up to the whole."""
         turns = [
             Turn(
                 ({"role": "user", "content": f"observation {i}"},),
@@ -328,17 +328,17 @@ class Renderer:
         self._check_pieces(ids, self._chat.render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
 
     def _probe(self, prompt: Sequence[Message], turns: Sequence[Turn], whole: bool) -> list[int]:
-        """Return tokens of a conversation."""
+        """Return the token ids of a test conversation."""
         walk = Walk(self._chat, prompt, (), whole)
         pieces = [piece for turn in turns for piece in (walk.hear(turn.observation), walk.say(turn.action))]
         walk.confirm()
         return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
-        """Reject tokens of pieces that decode to another text than the tokens of the whole.
+        """Raise a `ModelError` if the tokens of all pieces decode to another text than the tokens of the whole.
 
-        They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
-        last of them with the next text.
+        Different tokens for the same text are fine: a policy continues the tokens of its prompt, even if the tokenizer
+        would merge the prompt's last token with the next text.
         """
         whole = list(self._chat.tokenize(text))
         pieces, expected = self._chat.decode(ids), self._chat.decode(whole)
@@ -353,7 +353,7 @@ class Renderer:
 
 
 def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
-    """Return special tokens that are parts of calls, and all others."""
+    """Return the ids of the special tokens of tool calls, and the ids of all other special tokens."""
     texts = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     special = set(texts) | set(tokenizer.all_special_ids)
     kept = {token for token, text in texts.items() if text in kept_tokens()}
@@ -361,7 +361,7 @@ def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
 
 
 def _working(tokenizer: Any) -> list[str]:
-    """Return names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
+    """Return the names of Perturn's templates that work with a tokenizer for conversations of many turns."""
     found = []
     for name in fitting(tokenizer):
         try:
@@ -373,7 +373,7 @@ def _working(tokenizer: Any) -> list[str]:
 
 
 def _check_thought(action: Action, walk: Walk) -> None:
-    """Reject a template that leaves out the thought of a turn, so that a policy would not learn it."""
+    """Raise a `ModelError` if the template leaves out the thought of a turn: a policy would not learn it."""
     if action.token_ids is not None:
         return
     within, closed, _ = action.text.partition("</think>")
@@ -388,5 +388,5 @@ def _check_thought(action: Action, walk: Walk) -> None:
 
 
 def silent_turns(trajectory: Trajectory) -> set[int]:
-    """Return turns that training puts no loss on, because they are empty or not to be trained."""
+    """Return the indices of turns without loss: empty turns, and turns that are marked as not to be trained."""
     return {index for index, turn in enumerate(trajectory.turns) if not turn.carries_loss}

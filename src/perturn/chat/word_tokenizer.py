@@ -1,7 +1,8 @@
-"""A tokenizer for the texts of one world, in which an object with its number is one token, and each text between two.
+"""A tokenizer for the texts of one environment: a numbered object is one token, and so is each text between objects.
 
-`Action: take mug 2 from desk 1` is `Action: take `, `mug 2`, ` from `, `desk 1`. So an episode has some 200 tokens,
-where one of words has 390, and a model of a million parameters copies a name by attending to one token.
+`Action: take mug 2 from desk 1` becomes `Action: take `, `mug 2`, ` from `, `desk 1`. An episode then has about 200
+tokens, compared with 390 for a tokenizer of words. A model of a million parameters can copy an object's name by
+attending to one token.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}{{ '<|end|>' }}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""Only the policy's own turn is closed: an observation ends where the next role begins."""
+"""Chat template. Only the policy's turns have an end token; an observation ends where the next role's token follows."""
 _NUMBERED = re.compile(r"\b[a-z]+ \d+")
 
 
 def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that knows every piece of these texts; of an object, all numbers up to the highest.
+    """Build a tokenizer that covers the given texts, and for each kind of object all numbers up to the highest.
 
     Args:
-        texts: Messages: observations, actions, instructions.
-        context: Longest conversation of the model, in tokens.
+        texts: Texts of messages: observations, actions and instructions.
+        context: Context length of the model, in tokens.
 
     Raises:
-        ModelError: If they name no object with its number, or one of them is not given back.
+        ModelError: If no text names a numbered object, or a text changes when it is encoded and decoded.
     """
     known = sorted(set(texts))
     highest: dict[str, int] = {}
@@ -79,15 +80,15 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
 
 
 def learn(model: Any, tokenizer: Any, texts: Iterable[str], seed: int) -> None:
-    """Add texts that a tokenizer has no tokens for, one token each, and their embeddings, to a model.
+    """Add a token for each text that a tokenizer cannot read, and enlarge the model's embeddings.
 
-    A tokenizer that reads any text learns nothing.
+    A tokenizer that can read any text is not changed.
 
     Args:
-        model: Its policy, which may have more rows then.
-        tokenizer: It has a token for each of the texts from then on.
-        texts: Such as a suffix with its line break.
-        seed: Of the new embeddings.
+        model: Model whose embeddings are enlarged.
+        tokenizer: Tokenizer to which the tokens are added.
+        texts: Texts that the tokenizer must be able to read, such as a suffix with its line break.
+        seed: Seed of the new embeddings.
     """
     unknown = [text for text in texts if tokenizer.unk_token_id in tokenizer(text)["input_ids"]]
     if not unknown:

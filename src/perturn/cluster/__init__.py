@@ -1,7 +1,7 @@
-"""Worlds and replicas of the policy on the nodes of a Ray cluster; the driver and its files stay where they are.
+"""Environments and replicas of the policy on the nodes of a Ray cluster; the driver and its files stay on one machine.
 
-Everything on a node can be lost with it and made again: a world, whose task the driver knows, and a replica, which gets
-a conversation's whole history with each prompt. So a node that dies costs its unfinished episodes a new start.
+If a node dies, its environments and replicas are started again elsewhere. The driver knows each environment's task, and
+sends the whole conversation with each prompt. So only unfinished episodes of the lost node are played again.
 """
 
 from perturn.cluster.node_worlds import ClusterWorlds, cluster_worlds

@@ -1,6 +1,6 @@
-"""Servers on the nodes: of a node's worlds, and of one replica of the policy.
+"""Servers that run on a cluster's nodes: one for a node's environments, and one for a replica of the policy.
 
-Plain classes; the driver makes actors of them. They know nothing of each other and of the driver's files.
+Both are plain classes, from which the driver makes Ray actors. They have no access to the driver's files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from perturn.io.scratch import scratch_folder
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]
-"""`value`: the result of a call, in plain data; or `error` and `text`: the exception it raised."""
+"""Result of a call: `value`, in plain data, or `error` and `text` of the exception that it raised."""
 
 
 class WorldServer:
-    """All worlds of one node. Each is called from one thread of its own, as many at a time as there are calls."""
+    """Server of all environments of a node; each environment has a thread of its own."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
         self._section, self._limits = section, limits
@@ -38,11 +38,18 @@ class WorldServer:
         self._worlds: dict[int, PlainWorld] = {}
 
     def identity(self) -> str:
-        """Return which perturn is here."""
+        """Return the identity of perturn's installation on this node."""
         return identity()
 
     def start(self, most: int) -> Reply:
-        """Start a first world: its facts, and how many of `most` worlds may live here."""
+        """Start a first environment.
+
+        Args:
+            most: Number of environments that the driver needs.
+
+        Returns:
+            Properties of the environment, and `capacity`: the number of environments that this node may run.
+        """
         return _reply(partial(self._start, most))
 
     def _start(self, most: int) -> dict[str, Any]:
@@ -51,19 +58,19 @@ class WorldServer:
             self._make = environment_maker(self._section)
             world = self._make()
             facts = PlainWorld(world).facts()
-            world.close()  # a world lives in the thread of its slot
+            world.close()  # environments belong to the threads of their slots
         else:
             self._make = worlds = ProcessWorlds(self._section, self._limits)
             facts = worlds.facts
         return facts | {"capacity": world_count(self._section, self._limits, most)}
 
     def call(self, slot: int, method: str, *arguments: Any) -> Reply:
-        """Call a method of the world in a slot; there is a world in each slot that is called."""
+        """Call a method of the environment in a slot; the first call of a slot creates its environment."""
         thread = self._threads.setdefault(slot, ThreadPoolExecutor(1))
         return thread.submit(_reply, partial(self._call, slot, method, *arguments)).result()
 
     def close(self, slot: int) -> Reply:
-        """Close the world in a slot, and free the slot."""
+        """Close the environment in a slot, and free the slot."""
         reply = self.call(slot, "close") if slot in self._worlds else {"value": None}
         self._worlds.pop(slot, None)
         if thread := self._threads.pop(slot, None):
@@ -79,19 +86,19 @@ class WorldServer:
 def _reply(work: Callable[[], Any]) -> Reply:
     try:
         return {"value": work()}
-    except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
+    except BaseException as error:  # noqa: BLE001  an environment may raise anything, and may call sys.exit
         return told(error)
 
 
 Answer = Action | EngineFailure
 Serve = Callable[[str], Engine]
-"""Makes the engine of a model; a function that can be imported on a node."""
+"""Function that opens the engine of a model; every node must be able to import it."""
 
 
 class EngineServer:
-    """One replica of the policy, whose engine works in its own thread: a prompt never waits for others' answers.
+    """Server of a replica of the policy, whose engine runs in its own thread, so that prompts can join at any time.
 
-    Its methods are coroutines, which one event loop runs in the order in which they are called.
+    The methods are coroutines. One event loop runs them in the order of the calls.
     """
 
     def __init__(self) -> None:
@@ -101,14 +108,20 @@ class EngineServer:
         self._told = asyncio.Event()
 
     async def identity(self) -> tuple[str, str]:
-        """Name of this machine, and which perturn is here."""
+        """Return the name of this machine, and the identity of perturn's installation."""
         return socket.gethostname(), identity()
 
     async def open(self, serve: Serve, model: str, files: dict[str, Any], name: str | None = None) -> str:
-        """Load the policy: by the name of its model, or from files; these are references to bytes, by name.
+        """Open the engine of the policy.
+
+        Args:
+            serve: Function that opens the engine of a model.
+            model: Hub id of the model; used if there are no files.
+            files: References to the bytes of the model's files, by file name.
+            name: Name of the policy; None: the name that `serve` gives it.
 
         Returns:
-            Identity of the policy: the given name, or the name that `serve` gives it.
+            Name of the policy.
         """
 
         def load() -> Engine:
@@ -126,7 +139,7 @@ class EngineServer:
         return engine.name
 
     async def update_weights(self, files: dict[str, Any], name: str) -> str:
-        """Serve other weights of the same model from now on; see `open`."""
+        """Replace the weights by other weights of the same model; see `open` for the arguments."""
         engine: Any = self._engine
 
         def update() -> None:
@@ -137,16 +150,16 @@ class EngineServer:
         return self._engine.name
 
     async def submit(self, prompts: Sequence[tuple[int, Prompt]], sampling: Sampling) -> None:
-        """Take prompts on, each with the number that its answer will have."""
+        """Start answering prompts, each of which comes with the number that its answer will have."""
         for number, prompt in prompts:
-            self._asked[id(prompt)] = number, prompt  # held, so that no other gets its id
+            self._asked[id(prompt)] = number, prompt  # keep the prompt, so that its id stays unique
             self._thread.submit(prompt, sampling)
 
     async def answers(self, seconds: float) -> list[tuple[int, Answer]]:
-        """Wait for answers, for so long; return those that have come since the last call.
+        """Wait up to `seconds` for an answer; return all answers since the last call, with their numbers.
 
         Raises:
-            Exception: What the engine raised.
+            Exception: Any exception that the engine raised.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -173,7 +186,7 @@ class EngineServer:
 
 @contextmanager
 def _folder_of(files: dict[str, Any]) -> Iterator[str]:
-    """Yield a temporary folder that holds the files."""
+    """Write files, given as references to their bytes by name, to a temporary folder, and yield its path."""
     get = importlib.import_module("ray").get
     with scratch_folder() as folder:
         for name, data in files.items():

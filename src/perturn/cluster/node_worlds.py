@@ -1,4 +1,4 @@
-"""Worlds on the nodes of a cluster. A node's worlds are lost with it: their episodes are played again elsewhere."""
+"""Environments on the nodes of a cluster. If a node is lost, its unfinished episodes are played again elsewhere."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError, c
 _logger = logging.getLogger(__name__)
 
 _GRACE_S = 60.0
-"""Seconds that a call may take beyond all limits of its world, before the node counts as lost."""
+"""Seconds that a call may exceed all time limits of its environment, before the node counts as lost."""
 
 
 @dataclass(eq=False)
 class _Server(Server):
-    """The server of a node's worlds; its first call starts one."""
+    """Server of a node's environments; its first call starts an environment."""
 
     node: Node
     capacity: int = 0
-    """Worlds that may live there at a time."""
+    """Largest number of environments on the node at the same time."""
     open: int = 0
-    """Worlds that live there."""
+    """Number of environments on the node."""
 
 
 _ALIVE: weakref.WeakValueDictionary[Any, ClusterWorlds] = weakref.WeakValueDictionary()
 
 
 def cluster_worlds(section: Section, limits: Worlds, cluster: Cluster, most: int) -> ClusterWorlds:
-    """Return the maker of worlds on a cluster; while it or a world of it is in use, the same one.
+    """Return the `ClusterWorlds` for these arguments; calls with equal arguments share it as long as it is in use.
 
-    It has the arguments and errors of `ClusterWorlds`.
+    Arguments and errors are the same as of `ClusterWorlds`.
     """
     key = repr((section, limits, cluster, most))
     found = _ALIVE.get(key)
@@ -51,22 +51,22 @@ def cluster_worlds(section: Section, limits: Worlds, cluster: Cluster, most: int
 
 
 class ClusterWorlds:
-    """Makes worlds on the nodes of a cluster, each on the node that has most room; nodes may come and go.
+    """Makes environments on the nodes of a cluster, each on the least busy node; nodes may join and leave.
 
-    Its servers end when nothing refers to it or to a world of it.
+    The servers on the nodes end when neither this object nor any of its environments is referenced.
     """
 
     def __init__(self, section: Section, limits: Worlds, cluster: Cluster, most: int) -> None:
-        """Start a first world on each node, so that a wrong setting shows.
+        """Start a first environment on each node, so that wrong settings are found early.
 
         Args:
             section: Section `environment` of the recipe.
-            limits: Time limits, and worlds alive at a time on a node.
-            cluster: The cluster.
-            most: Worlds wanted at a time.
+            limits: Time limits, and the number of environments per node.
+            cluster: Settings of the cluster.
+            most: Largest number of environments that are needed at the same time.
 
         Raises:
-            ConfigError: If there is no cluster, no node has room, or a node has another version of something.
+            ConfigError: If there is no cluster, no node has free resources, or installations on nodes differ.
         """
         self.connection = Connection(cluster)
         self.patience = 2 * limits.start_seconds + limits.step_seconds + _GRACE_S
@@ -87,18 +87,18 @@ class ClusterWorlds:
             raise
 
     def __call__(self) -> RemoteWorld:
-        """Return a world; it moves to a node with its first episode."""
+        """Return an environment; it gets a node when its first episode starts."""
         return RemoteWorld(_OnNode(self))
 
     def capacity(self, wanted: int) -> int:
-        """Return how many worlds may be open at a time on the present nodes, at most `count`."""
+        """Return how many environments may be open at the same time on the current nodes, at most `wanted`."""
         return max(1, min(wanted, sum(server.capacity for server in self._living.values())))
 
     def enter(self) -> tuple[_Server, int]:
-        """Return the least busy server, and the number of a slot on it.
+        """Return the least busy server, and the number of a new slot for an environment.
 
         Raises:
-            RunError: If no node is left, and none comes.
+            RunError: If there is no node, and no node joins within `cluster.wait_seconds`.
         """
         with self._lock:
             self._look(0)
@@ -118,12 +118,12 @@ class ClusterWorlds:
             return server, next(self._numbers)
 
     def leave(self, server: _Server) -> None:
-        """Count a closed world of the server."""
+        """Record that an environment of the server was closed."""
         with self._lock:
             server.open -= 1
 
     def lose(self, server: _Server, error: Lost) -> None:
-        """Give a server up; its node gets another if it lives."""
+        """Drop a lost server; if its node is alive, the node gets a new server later."""
         with self._lock:
             if self._living.get(server.node.id) is server:
                 del self._living[server.node.id]
@@ -131,7 +131,11 @@ class ClusterWorlds:
         self.connection.end(server)
 
     def _first(self) -> None:
-        """Wait for all nodes; the first to refuse, or to differ, stops the run before it begins."""
+        """Wait for the servers of all nodes, up to the time limit.
+
+        Raises:
+            ConfigError: If a server is unusable, or no server has started.
+        """
         cpus = self._cluster.world_cpus
         self.connection.require_node(f"cluster.world_cpus={cpus:g} CPUs", cpus)
         self._ask()
@@ -147,7 +151,7 @@ class ClusterWorlds:
             )
 
     def _look(self, seconds: float) -> None:
-        """Take in nodes that are new or back, waited for so long."""
+        """Start servers on nodes that have none, and wait up to `seconds` for a server."""
         with self.connection.reached():
             self._ask()
         if self._coming:
@@ -156,7 +160,7 @@ class ClusterWorlds:
             time.sleep(seconds)
 
     def _ask(self) -> None:
-        """Ask for a server on each node that has none."""
+        """Request a server on each node that has none, except nodes whose server was unusable."""
         taken = self._living.keys() | {server.node.id for server in self._coming} | self._refused
         for node in self.connection.nodes():
             if node.id not in taken and node.cpus >= self._cluster.world_cpus:
@@ -171,14 +175,17 @@ class ClusterWorlds:
                 self._coming.append(_Server(actor, identity, started, node))
 
     def _admit(self, seconds: float, strict: bool) -> None:
-        """Add the servers that are ready in time; leave out an unusable server, or raise an error if `strict`."""
+        """Wait up to `seconds` for new servers, and use those that have started.
+
+        An unusable server is ended with a warning; if `strict`, its error is raised.
+        """
         for server in self.connection.started(self._coming, seconds):
             self._coming.remove(server)
             try:
                 check_identity(str(server.node), self.connection.get(server.identity))
                 self._note_facts(server)
             except Lost as error:
-                if error.cause is not None:  # else it died again
+                if error.cause is not None:  # otherwise the server died
                     said = f"{server.node} cannot load perturn {last_line(error.cause)}; install it there."
                     self._refuse(server, ConfigError(said), strict)
             except PerturnError as error:
@@ -187,7 +194,11 @@ class ClusterWorlds:
                 self._living[server.node.id] = server
 
     def _note_facts(self, server: _Server) -> None:
-        """Note the properties of its first world, which must be equal on all nodes."""
+        """Record the properties of a server's first environment, which must be equal on all nodes.
+
+        Raises:
+            PerturnError: If the environment did not start, or its properties differ from another node's.
+        """
         try:
             facts = value_of(self.connection.get(server.started))
         except PerturnError as error:
@@ -206,13 +217,13 @@ class ClusterWorlds:
 
 
 def _everywhere(section: Section) -> Section:
-    """Return the section with a path that does not depend on the current folder."""
+    """Return the environment's section with an absolute path, if the environment is a Python file."""
     file, colon, attribute = str(section["name"]).rpartition(":")
     return section | {"name": os.path.abspath(file) + colon + attribute} if file.endswith(".py") else section
 
 
 class _OnNode:
-    """A `Link` to a world on some node. If the node is lost, that call raises `BystanderLost`."""
+    """A `Link` to an environment on a node. If the node is lost during a call, the call raises `BystanderLost`."""
 
     def __init__(self, worlds: ClusterWorlds) -> None:
         self._worlds = worlds
@@ -238,7 +249,11 @@ class _OnNode:
             self._worlds.leave(server)
 
     def _get(self, server: _Server, reply: Any, what: str) -> Any:
-        """Wait for a reply."""
+        """Wait for a reply and return it.
+
+        Raises:
+            BystanderLost: If the server is lost.
+        """
         try:
             return self._worlds.connection.get(reply, self._worlds.patience)
         except Lost as error:

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and its nodes."""
+"""Connection to a Ray cluster: its nodes, actors and calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from perturn.errors import ConfigError, RunError, check_fit, within
 from perturn.table import guarded, require_library
 
 _CONNECT_S = 5.0
-"""Seconds that a machine may take to accept a connection."""
+"""Time limit in seconds for a machine to accept a connection."""
 HEAD_S = 40.0
-"""Seconds without an answer of the head, after which the cluster counts as lost. After 60 s, Ray ends the process."""
+"""Time in seconds after which a head that does not answer counts as lost. After 60 s, Ray ends the process itself."""
 LOOK_S = 2.0
-"""Seconds between two looks at the head."""
+"""Time in seconds between two checks of the head."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is alive."""
+    """A live node of the cluster."""
 
     id: str
     host: str
@@ -45,17 +45,17 @@ class Node:
 
 @dataclass(eq=False)
 class Server:
-    """An actor on a node, and how far it is."""
+    """An actor on a node, with references that show its progress."""
 
     actor: Any
     identity: Any
-    """Reference to its identity, which is available once the actor runs."""
+    """Reference to the actor's identity, which is available once the actor runs."""
     started: Any
-    """Reference to the result of its first call, which is available once the call has ended."""
+    """Reference to the result of the actor's first call, which is available once the call has ended."""
 
 
 class Lost(Exception):
-    """A call did not end well: `cause` is the exception of the called code, or None if it is gone, or too slow."""
+    """Raised if a call failed. `cause` is the exception of the called code; None: the actor died or was too slow."""
 
     def __init__(self, said: str, cause: Exception | None) -> None:
         super().__init__(said)
@@ -63,16 +63,16 @@ class Lost(Exception):
 
 
 class Connection:
-    """A Ray cluster and the actors on its nodes; a process that is connected already stays with its cluster.
+    """Connection to a Ray cluster. If the process is already connected, the existing connection is used.
 
-    What is printed on the nodes stays in Ray's logs there.
+    Output of the nodes stays in Ray's logs on the nodes.
     """
 
     def __init__(self, settings: Cluster) -> None:
-        """Connect.
+        """Connect to the cluster; if nothing listens at the address, fail within seconds.
 
         Raises:
-            ConfigError: If Ray is missing, or no cluster answers at the address; within seconds where nothing listens.
+            ConfigError: If Ray is missing, or no cluster answers at the address.
         """
         require_library("ray", "cluster", "ray")
         self._ray: Any = importlib.import_module("ray")
@@ -89,7 +89,7 @@ class Connection:
             Thread(target=_end_without_head, args=(self._ray,), daemon=True).start()
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive and have processors to give: one started with none is not meant to work."""
+        """Return the live nodes with CPUs; a node that was started with 0 CPUs gets no work."""
         found = [
             Node(
                 node["NodeID"],
@@ -103,7 +103,13 @@ class Connection:
         return [node for node in found if node.cpus > 0]
 
     def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
-        """Reject requests that no node could ever meet."""
+        """Raise a `ConfigError` if no node has the given numbers of CPUs and GPUs.
+
+        Args:
+            what: The requested resources in words, for the message.
+            cpus: Number of CPUs.
+            gpus: Number of GPUs.
+        """
         there = self.nodes()
         if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
             sizes = (
@@ -113,7 +119,7 @@ class Connection:
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Guard calls that must reach the cluster; a lost cluster is a `RunError`."""
+        """Report a lost cluster as a `RunError`, for calls inside this context."""
         try:
             yield
         except self._losses as error:
@@ -122,13 +128,13 @@ class Connection:
             ) from error
 
     def actor(self, kind: type, *arguments: Any, node: Node | None = None, **options: Any) -> Any:
-        """Ask for an actor.
+        """Request an actor and return its handle; the actor starts once its resources are free.
 
         Args:
-            kind: Its class.
-            arguments: Of its constructor.
-            node: Where it is to live; None: wherever there is room, on nodes in turn.
-            options: Of Ray, for the actor.
+            kind: Class of the actor.
+            arguments: Arguments of its constructor.
+            node: Node of the actor; None: any node with free resources, spread over the nodes.
+            options: Ray's options of the actor.
         """
         where: Any = "SPREAD"
         if node is not None:
@@ -137,11 +143,11 @@ class Connection:
         return self._ray.remote(kind).options(scheduling_strategy=where, **options).remote(*arguments)
 
     def put(self, data: Any) -> Any:
-        """Return a reference to data in Ray's object store."""
+        """Put data into Ray's object store, and return a reference."""
         return self._ray.put(data)
 
     def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
-        """Wait up to the given time for one of the references, and return all that are available then."""
+        """Wait up to `seconds` for a first reference to become available; return all that are then available."""
         if not references:
             return []
         first, _ = self._ray.wait(list(references), timeout=seconds)
@@ -151,21 +157,30 @@ class Connection:
         return list(found)
 
     def started(self, coming: Sequence[Server], seconds: float) -> list[Any]:
-        """Return the numbers of the servers that have started, after waiting for a number of seconds."""
+        """Wait up to `seconds` for a first server to start; return all servers that have then started."""
         ready = self.ready([server.started for server in coming], seconds)
         return [server for server in coming if server.started in ready]
 
     def are_coming(self, coming: Sequence[Server], until: float) -> bool:
-        """Return whether to wait for servers: until a time, or without a limit once a server has room to start."""
+        """Return whether to keep waiting for servers: until a time, or longer if an actor already runs.
+
+        Args:
+            coming: Servers that have not started.
+            until: End of the wait, by `time.monotonic`.
+        """
         return bool(coming) and (
             time.monotonic() < until or bool(self.ready([server.identity for server in coming]))
         )
 
     def get(self, reference: Any, seconds: float | None = None) -> Any:
-        """Wait for the result of a call.
+        """Wait for the result of a call and return it.
+
+        Args:
+            reference: Reference to the result.
+            seconds: Time limit in seconds; None: no limit.
 
         Raises:
-            Lost: If there is none.
+            Lost: If the call raised an exception, the actor died, or the time limit passed.
         """
         try:
             return self._ray.get(reference, timeout=seconds)
@@ -174,17 +189,17 @@ class Connection:
             if isinstance(error, self._ray.exceptions.RayTaskError):
                 inner = getattr(error, "cause", None)
                 cause = inner if isinstance(inner, Exception) else error
-            elif "creation task" in str(error):  # what it is made of cannot be loaded there
+            elif "creation task" in str(error):  # the actor's class cannot be loaded on the node
                 cause = error
             raise Lost(last_line(error), cause) from error
 
     def tell(self, method: Any, *arguments: Any) -> None:
-        """Call a method of an actor, which may be gone, without waiting for it."""
+        """Call a method of an actor without waiting for the result; a dead actor is ignored."""
         with suppress(*self._losses):
             method.remote(*arguments)
 
     def end(self, server: Server) -> None:
-        """End a server, which may be gone."""
+        """End a server; a dead server is ignored."""
         with suppress(*self._losses):
             self._ray.kill(server.actor)
 
@@ -234,7 +249,7 @@ def lost_head(address: Callable[[], str | None]) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """See whether anything listens there: Ray itself would try for half a minute."""
+    """Raise a `ConfigError` if nothing listens at an address; Ray itself would keep trying for half a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
@@ -248,7 +263,7 @@ def _knock(address: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return an error in one line; of a traceback its end, of Ray's reports their gist."""
+    """Return an error's type and text in one line: the last line of a traceback, or the reason in Ray's report."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     said = [
         line for line in lines if line.startswith(("The actor died because", "The actor's node", "The node"))
@@ -258,7 +273,7 @@ def last_line(error: BaseException) -> str:
 
 @cache
 def identity() -> str:
-    """Return which perturn this is: equal texts are equal code under the same Python."""
+    """Return a text that identifies this installation: version, hash of the source, and Python version."""
     digest = hashlib.blake2b(digest_size=4)
     package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
@@ -268,6 +283,11 @@ def identity() -> str:
 
 
 def check_identity(where: str, theirs: str) -> None:
-    """Reject an installation of perturn somewhere that differs from the one of this process."""
+    """Raise a `ConfigError` if another process's installation differs from this process's installation.
+
+    Args:
+        where: Name of the other process, for the message.
+        theirs: Result of `identity` in the other process.
+    """
     ours, remedy = identity(), "Install the same on all machines."
     check_fit(theirs == ours, f"perturn of {where}", f"be {ours}, as in this process", theirs, remedy)

@@ -1,4 +1,4 @@
-"""Replicas of the policy on the nodes of a cluster, as one engine."""
+"""An engine made of replicas of the policy on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from perturn.types import Action, Engine, Prompt, Sampling
 _logger = logging.getLogger(__name__)
 
 _MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
-"""Kinds of the files that a model is loaded from."""
+"""Suffixes of a model's files that are sent to the nodes."""
 _MOMENT_S = 0.003
-"""Seconds to wait for an answer before newer prompts are passed on."""
+"""Seconds that `advance` waits for an answer, before it sends newer prompts."""
 _POLL_S = 10.0
-"""Seconds that a replica may wait for an answer before it says that there is none yet."""
+"""Seconds after which a replica replies to a request for answers, even if it has none."""
 _LOSSES_IN_A_ROW = 16
-"""Replicas that may be lost without an answer in between. If more are lost, the failures are not an accident."""
+"""Largest number of replicas that may be lost without an answer in between; more losses end the run."""
 
 
 @dataclass(eq=False)
 class _Replica(Server):
-    """One replica."""
+    """A replica of the policy."""
 
     number: int
     gone: bool = False
     asked: dict[int, tuple[Prompt, Sampling]] = field(default_factory=dict)
-    """Prompts that it is answering, by their numbers."""
+    """Prompts that the replica is answering, by their number."""
     poll: Any = None
-    """Reference to its next answers."""
+    """Reference to the replica's next answers; None: no answers are requested."""
 
 
 class Replicas:
-    """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
+    """A streaming engine whose replicas answer different conversations independently.
 
-    A prompt is passed on at once. It joins the batch of the replica's engine. A conversation stays with a replica,
-    which keeps its keys and values; conversations of a lost replica move to others, which compute them again. A replica
-    that is lost is started again wherever there is room.
+    A prompt is sent to its replica at once, and joins the running batch there. A conversation stays with one replica,
+    which caches its keys and values. If a replica is lost, its conversations move to other replicas, and a new replica
+    is started on any node with free resources.
     """
 
     def __init__(self, cluster: Cluster, serve: Callable[[str], Engine], model: str) -> None:
-        """Start the replicas.
+        """Start the replicas, and wait for them up to `cluster.wait_seconds`.
 
         Args:
-            cluster: The cluster.
-            serve: Makes the engine of a model, on a node; a function that can be imported there.
-            model: A folder, whose files are sent through Ray; or a Hub id, which each node loads itself.
+            cluster: Settings of the cluster.
+            serve: Function that opens the engine of a model on a node; the node must be able to import it.
+            model: A folder, whose files are sent through Ray, or a Hub id, which each node loads itself.
 
         Raises:
-            PerturnError: If no replica finds room, or it cannot load the model.
+            PerturnError: If no node has free resources for a replica, or a replica cannot load the model.
         """
         self._cluster = cluster
         self._connection = Connection(cluster)
@@ -86,22 +86,22 @@ class Replicas:
             _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action per prompt; another replica answers the prompts of a replica that is lost in between.
+        """Return one action or failure per prompt, in order; prompts of a lost replica go to other replicas.
 
         Raises:
-            RunError: If no replica is left, or one after the other is lost.
+            RunError: If no replica is left, or too many replicas are lost in a row.
         """
         return answer_all(self, prompts, sampling)
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on."""
+        """Queue prompts; `advance` sends them to replicas and returns their answers."""
         self._waiting += [(prompt, sampling) for prompt in prompts]
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Pass on waiting prompts; return the answers that arrive within a moment.
+        """Send waiting prompts to their replicas; return the prompts that were answered, with their answers.
 
         Raises:
-            RunError: If no replica is left, or one after the other is lost.
+            RunError: If no replica is left, or too many replicas are lost in a row.
         """
         self._admit(0)
         self._wait(1)
@@ -119,11 +119,13 @@ class Replicas:
         return answered
 
     def update_weights(self, folder: str | Path, name: str) -> None:
-        """Serve other weights of the same model from now on; a replica that is lost in between is started with them.
+        """Replace the weights of all replicas by other weights of the same model.
+
+        A replica that is lost during the update is started again with the new weights.
 
         Args:
-            folder: What `save_pretrained` wrote, on this machine.
-            name: Identity of the new policy.
+            folder: Folder on this machine that `save_pretrained` wrote.
+            name: Name of the new policy.
 
         Raises:
             RunError: If prompts are being answered, or no replica is left.
@@ -135,7 +137,7 @@ class Replicas:
             raise RunError(f"{folder} is no folder of a model; give what save_pretrained wrote.")
         serve, model, *_ = self._arguments
         self._arguments, self.name = (serve, model, files, name), name
-        stale, self._coming = self._coming, []  # they load what is to be replaced
+        stale, self._coming = self._coming, []  # these replicas load the old weights
         for replica in stale:
             self._connection.end(replica)
             self._start()
@@ -146,7 +148,7 @@ class Replicas:
         self._wait(1)
 
     def forget(self, conversation: str) -> None:
-        """Free the state of a conversation."""
+        """Delete the state of a conversation that has ended."""
         replica = self._homes.pop(conversation, None)
         if replica is not None and not replica.gone:
             self._connection.tell(replica.actor.forget, conversation)
@@ -159,7 +161,7 @@ class Replicas:
         self._living, self._coming = [], []
 
     def _pass_on(self) -> None:
-        """Give each replica the prompts that wait for it, and ask those that are at work for their next answers."""
+        """Send each replica its waiting prompts, and request answers from replicas with open prompts."""
         shares: dict[_Replica, list[tuple[Prompt, Sampling]]] = {}
         for prompt, sampling in self._waiting:
             home = home_of(prompt.conversation, self._homes, self._living)
@@ -176,7 +178,7 @@ class Replicas:
                 replica.poll = replica.actor.answers.remote(_POLL_S)
 
     def _start(self) -> None:
-        """Ask for one replica more, wherever there is room, on nodes in turn."""
+        """Request one more replica, on any node with free resources."""
         with self._connection.reached():
             actor = self._connection.actor(
                 EngineServer, num_cpus=self._cluster.engine_cpus, num_gpus=self._cluster.engine_gpus
@@ -186,7 +188,11 @@ class Replicas:
         self._started += 1
 
     def _wait(self, wanted: int) -> None:
-        """Wait for this number of replicas, or use those that found room in time; there must be at least one."""
+        """Wait for a number of replicas, up to the time limit; fewer replicas suffice.
+
+        Raises:
+            RunError: If there is no replica at the end of the wait.
+        """
         until = time.monotonic() + self._cluster.wait_seconds
         while len(self._living) < wanted and self._connection.are_coming(self._coming, until):
             self._admit(0.5)
@@ -200,7 +206,11 @@ class Replicas:
             )
 
     def _admit(self, seconds: float) -> None:
-        """Add the replicas that are ready in time; it is an error if one differs from the others."""
+        """Wait up to `seconds` for new replicas, and use those that have started.
+
+        Raises:
+            ConfigError: If a replica has another installation, or serves another policy, than the others.
+        """
         for replica in self._connection.started(self._coming, seconds):
             found, name = self._hear(replica, replica.identity), self._hear(replica, replica.started)
             if found is None or name is None:
@@ -215,7 +225,11 @@ class Replicas:
             self._living.append(replica)
 
     def _hear(self, replica: _Replica, reply: Any) -> Any:
-        """Wait for a reply; None if the replica is lost. What its own code raised is raised here."""
+        """Wait for a replica's reply and return it; None if the replica is lost.
+
+        Raises:
+            PerturnError: If the replica's code raised an exception.
+        """
         try:
             return self._connection.get(reply)
         except Lost as error:
@@ -229,7 +243,11 @@ class Replicas:
             return None
 
     def _lose(self, replica: _Replica, error: Lost) -> None:
-        """Give a replica up and start another, unless one after the other is lost."""
+        """Drop a lost replica, queue its prompts again, and start another replica.
+
+        Raises:
+            RunError: If too many replicas were lost in a row.
+        """
         if replica.gone:
             return
         replica.gone = True
@@ -249,7 +267,11 @@ class Replicas:
 
 
 def _send(connection: Connection, model: str) -> dict[str, Any]:
-    """Put the files of a model folder in Ray's object store, by name, so nodes share no disk; nothing for a Hub id."""
+    """Put the files of a model folder into Ray's object store, so that nodes need no shared disk.
+
+    Returns:
+        References to the files' bytes, by file name; empty if `model` is a Hub id.
+    """
     if not Path(model).is_dir():
         return {}
     files = [file for file in sorted(Path(model).iterdir()) if file.suffix in _MODEL_FILES]

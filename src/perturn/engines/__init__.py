@@ -1,4 +1,4 @@
-"""Engines, which answer prompts: one package each."""
+"""Engines, which generate the answers to prompts; each engine is a package."""
 
 from perturn.engines.protocol import (
     EngineSettings,
@@ -31,4 +31,4 @@ ENGINES: Table[type[EngineSettings]] = Table(
         "tinker": "perturn.engines.tinker.settings:TinkerEngineSettings",
     },
 )
-"""Engine by name: the frozen dataclass that is the section `engine:` of a recipe, and that checks and opens it."""
+"""Settings class of each engine by name: a frozen dataclass that reads the section `engine:` of a recipe."""

@@ -1,4 +1,4 @@
-"""Folders of adapters as peft writes them, read without peft and without torch."""
+"""Reading of adapter folders in the format of peft, without importing peft or torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""Files of a folder of adapters."""
+"""Names of the two files in an adapter folder."""
 _OTHER = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -28,24 +28,24 @@ _OTHER = (
     "use_rslora",
     "velora_config",
 )
-"""Settings of peft with which adapters are no longer a product of two matrices for each linear layer."""
+"""Settings of peft that make an adapter something other than one product of two matrices per linear layer."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` with which peft does not change the base weights; PiSSA changes them."""
+"""Values of `init_lora_weights` that leave the base weights unchanged; PiSSA, for example, changes them."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """Adapters that add a product of two matrices, times one number, to the weights of linear layers."""
+    """Adapters that add `scale` times a product of two matrices of rank `rank` to the weights of linear layers."""
 
     rank: int
     scale: float
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of a folder of adapters.
+    """Return the peft settings of an adapter folder.
 
     Raises:
-        ValueError: If the file cannot be read.
+        ValueError: If the settings file is not a JSON object.
     """
     found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(found, dict):
@@ -54,7 +54,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def low_rank(folder: Path) -> LowRank | None:
-    """Return rank and scale of the adapters in a folder; None if they do more than add one product."""
+    """Return rank and scale of the adapters in a folder; None if they are not plain LoRA."""
     config = adapter_config(folder)
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         return None

@@ -1,4 +1,4 @@
-"""Keys of servers, which are read from environment variables and never from a recipe."""
+"""API keys of servers, which are read from environment variables and never from a recipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from perturn.errors import ConfigError
 
 
 def key_in(variable: str, host: str, begins: str = "") -> str:
-    """Return the key of a server that an environment variable holds; no message shows it.
+    """Return the API key in an environment variable; no error message shows the key.
 
     Args:
         variable: Name of the environment variable.
-        host: The server.
-        begins: What each of its keys begins with.
+        host: Name of the server, for error messages.
+        begins: Prefix that every key of the server has.
 
     Raises:
         ConfigError: If the variable is not set or holds no key.

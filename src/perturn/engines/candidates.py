@@ -1,4 +1,4 @@
-"""An engine that asks another for several candidates of each action, and answers with one of them."""
+"""An engine that samples several candidate actions from another engine, and answers with a chosen candidate."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from perturn.errors import EngineFailure
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Choose = Callable[[Prompt, Sequence[Action]], int]
-"""Index of the action that answers a prompt, among its candidates."""
+"""Function that returns the index of the candidate with which a prompt is answered."""
 
 _Answer = Action | EngineFailure
 
 
 def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
-    """Return an engine that chooses among several answers of another engine; it streams if the other one does.
+    """Return an engine that chooses among several answers of another engine.
 
-    The candidates of all prompts are asked for together. Each is a separate conversation with its own seed, which
-    depends only on the prompt's seed and on its number; the first is the answer that a single sample would give. A
-    candidate that fails is left out; where all do, the prompt fails as the first did.
+    The returned engine streams if the other engine does. The candidates of all prompts are sampled in one batch. Each
+    candidate is a separate conversation, whose seed depends only on the prompt's seed and the candidate's number. The
+    first candidate equals the answer without this wrapper. Failed candidates are ignored. If all candidates of a
+    prompt fail, the prompt fails with the first candidate's failure.
 
     Args:
-        engine: Gives the candidates; it stays the caller's to close.
-        samples: Candidates of each prompt.
-        choose: Which of them answers; it is given those that did not fail, one at least.
+        engine: Engine that samples the candidates; the caller closes it.
+        samples: Number of candidates for each prompt.
+        choose: Function that chooses among the candidates that did not fail; it gets at least one candidate.
     """
     if isinstance(engine, StreamingEngine):
         return _Streaming(engine, samples, choose)
@@ -33,14 +34,14 @@ def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
 
 
 class _Together:
-    """Of an engine that answers prompts together."""
+    """Chooses among candidates of an engine that answers prompts in batches."""
 
     def __init__(self, engine: Engine, samples: int, choose: Choose) -> None:
         self.name = engine.name
         self._engine, self._samples, self._choose = engine, samples, choose
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """Return one action a prompt, in order."""
+        """Return one action or failure per prompt, in order."""
         asked = [each for prompt in prompts for each in _candidates(prompt, self._samples)]
         found = self._engine.generate(asked, sampling)
         each = self._samples
@@ -50,7 +51,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of its candidates."""
+        """Delete the state of a conversation and of all its candidates."""
         for number in range(self._samples):
             self._engine.forget(_conversation(conversation, number))
 
@@ -59,7 +60,7 @@ class _Together:
 
 
 class _Streaming:
-    """Of an engine that takes prompts on while it answers others."""
+    """Chooses among candidates of a streaming engine."""
 
     def __init__(self, engine: StreamingEngine, samples: int, choose: Choose) -> None:
         self.name = engine.name
@@ -69,7 +70,7 @@ class _Streaming:
         self._found: dict[str, dict[int, _Answer]] = {}
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on."""
+        """Start sampling the candidates of prompts; `advance` returns the chosen answers."""
         candidates = []
         for prompt in prompts:
             self._found[prompt.conversation] = {}
@@ -79,7 +80,7 @@ class _Streaming:
         self._engine.submit(candidates, sampling)
 
     def advance(self) -> list[tuple[Prompt, _Answer]]:
-        """Return the prompts whose last candidate came, and their answers."""
+        """Run one pass of the engine; return the prompts whose candidates are all sampled, with the chosen answers."""
         done = []
         for candidate, answer in self._engine.advance():
             prompt, number = self._asked.pop(candidate.conversation)
@@ -92,11 +93,11 @@ class _Streaming:
         return done
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """Return one action a prompt, in order."""
+        """Return one action or failure per prompt, in order."""
         return self._together.generate(prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of its candidates."""
+        """Delete the state of a conversation and of all its candidates."""
         self._together.forget(conversation)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class _Streaming:
 
 
 def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
-    """Return a prompt as often as it is asked; the first time unchanged."""
+    """Return one prompt per candidate; the first is the prompt itself, the others have their own seeds."""
     more = (
         replace(prompt, seed=_seed(prompt.seed, each), conversation=_conversation(prompt.conversation, each))
         for each in range(1, samples)
@@ -113,7 +114,7 @@ def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
 
 
 def _conversation(name: str, number: int) -> str:
-    """Return the identity of a candidate's conversation; no episode has such a name, which ends in `#` and digits."""
+    """Return the name of a candidate's conversation; episodes are named differently, with `#` and digits at the end."""
     return f"{name}~{number}" if number else name
 
 
@@ -122,7 +123,7 @@ def _seed(seed: int, number: int) -> int:
 
 
 def _chosen(prompt: Prompt, answers: Sequence[_Answer], choose: Choose) -> _Answer:
-    """Return the answer among a prompt's candidates, which says how many tokens each of these has."""
+    """Return the chosen answer of a prompt; its field `candidates` holds the number of tokens of each candidate."""
     given = [one for one in answers if isinstance(one, Action)]
     if not given:
         return answers[0]

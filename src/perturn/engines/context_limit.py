@@ -1,4 +1,4 @@
-"""A conversation that fills the model's context: the failure an engine answers with, and how servers say it."""
+"""Failures of conversations that exceed the model's context, and how to recognize them in a server's errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CODES = {
     "model_max_prompt_tokens_exceeded",  # GitHub Copilot
     "tokens_limit_reached",  # GitHub Models
 }
-"""Codes and types of the errors that servers send for a full context."""
+"""Codes and types of the errors that servers send when a conversation exceeds the model's context."""
 _SAID = re.compile(
     "|".join(
         (
@@ -32,11 +32,16 @@ _SAID = re.compile(
     ),
     re.IGNORECASE,
 )
-"""Sentences of servers that send no such code."""
+"""Patterns of the error messages of servers that send none of these codes."""
 
 
 def context_full(tokens: int, limit: int) -> ContextFull:
-    """Return the failure of a prompt that fills the context."""
+    """Return the failure of a prompt that leaves no tokens for an answer.
+
+    Args:
+        tokens: Length of the prompt in tokens.
+        limit: Context length of the model in tokens.
+    """
     return ContextFull(
         f"the conversation has {tokens} tokens, which leaves no room for an answer in the model's {limit}; lower the "
         "turn limit or take a model with a longer context."
@@ -44,10 +49,10 @@ def context_full(tokens: int, limit: int) -> ContextFull:
 
 
 def says_context_full(text: str, *codes: object) -> bool:
-    """Return whether a server rejected a prompt because it, or prompt and answer, exceed the model's context.
+    """Return whether a server rejected a prompt because prompt and answer exceed the model's context.
 
     Args:
-        text: What it says.
-        codes: Code and type of the error, as far as there are any.
+        text: Message of the server's error.
+        codes: Code and type of the error; None for a missing code or type.
     """
     return not _CODES.isdisjoint(map(str, codes)) or bool(_SAID.search(text))

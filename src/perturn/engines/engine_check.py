@@ -1,4 +1,4 @@
-"""Does an engine keep the contract? Asks it a few prompts and reports faults in sentences."""
+"""Check of an engine against the interface `Engine`: ask it a few prompts, and report its faults in sentences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HEARD = ("Say one word.", "What is two and two? Answer with a number.", "Name a
 
 
 def check_engine(engine: Engine) -> list[str]:
-    """Ask an engine a few prompts, together and alone, and return its problems; an empty list is a pass.
+    """Ask an engine a few prompts, in one batch and one by one, and return its problems.
 
     Args:
-        engine: Ready to answer. It is not closed.
+        engine: An open engine; it stays open.
 
     Returns:
-        One text a problem, with its likely cause and remedy.
+        One text per problem, with its likely cause and remedy; an empty list if the engine passes.
     """
     problems: list[str] = []
     if not isinstance(engine.name, str) or not engine.name:
@@ -37,7 +37,7 @@ def check_engine(engine: Engine) -> list[str]:
         for prompt in prompts:
             engine.forget(prompt.conversation)
         engine.forget("a conversation nobody had")
-    except Exception as error:  # noqa: BLE001  engines are code of others
+    except Exception as error:  # noqa: BLE001  a user's engine may raise anything
         problems.append(
             f"it raised {type(error).__name__}: {error}. Remedy: return an EngineFailure for a prompt that cannot be "
             "answered, and raise only if none can."
@@ -53,7 +53,7 @@ def _prompt(number: int, text: str, turns: Sequence[Turn] = ()) -> Prompt:
 
 
 def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling) -> list[str]:
-    """Return faults of the answers to a batch."""
+    """Return faults of the answers to a batch, one text per fault."""
     if not isinstance(answers, list) or len(answers) != len(prompts):
         return [
             f"generate returned {answers!r:.80}. Remedy: return a list with one answer a prompt, in order."
@@ -70,7 +70,7 @@ def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling
 
 
 def _token_problems(action: Action, sampling: Sampling) -> list[str]:
-    """Return faults of the sampled tokens of an action."""
+    """Return faults in the number of sampled tokens of an action and in their log-probabilities."""
     ids, logprobs = action.token_ids or (), action.logprobs
     found = []
     if not 1 <= len(ids) <= sampling.max_new_tokens:
@@ -87,7 +87,7 @@ def _token_problems(action: Action, sampling: Sampling) -> list[str]:
 
 
 def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequence[Any]) -> list[str]:
-    """Return whether answers depend on their neighbours, and whether a second turn goes on."""
+    """Return faults of two checks: whether answers depend on the rest of their batch, and a second turn."""
     found = []
     if isinstance(together[0], Action) and together[0].token_ids is not None:
         alone = [engine.generate([prompt], _SAMPLED)[0] for prompt in reversed(prompts)][::-1]
@@ -104,7 +104,7 @@ def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequen
 
 
 def _stream_problems(engine: StreamingEngine, prompts: Sequence[Prompt]) -> list[str]:
-    """Return whether each prompt that is taken on is answered once."""
+    """Return a fault if `advance` does not return each submitted prompt exactly once."""
     answered: list[Prompt] = []
     for prompt in prompts:
         engine.submit([prompt], _GREEDY)

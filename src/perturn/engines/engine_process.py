@@ -1,6 +1,6 @@
-"""An engine in its own process, so that its work and its caller's do not wait for one interpreter.
+"""An engine in its own process, so that engine and caller do not share one interpreter lock.
 
-A conversation crosses once: a prompt is sent with the turns that came since the last prompt of its conversation.
+Each turn is sent to the process once: a prompt carries only the turns since the last prompt of its conversation.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from perturn.types import Action, Engine, Prompt, Sampling, Turn
 _HEAD = struct.Struct("!i")
 """Length of a message up to 2 GB, as `Connection` writes and reads it."""
 _SOME = 2**20
-"""Bytes that are read at once."""
+"""Largest number of bytes in one read."""
 _CLOSE_S = 10.0
 """Seconds that the process may take to end before it is killed."""
 _POLL_S = 0.01
-"""Seconds between two looks at whether the process has ended."""
+"""Seconds between two checks of whether the process has ended."""
 
 
 class EngineProcess:
-    """An engine that runs in another process; an endpoint uses it like an engine."""
+    """An engine that runs in another process, for use by an endpoint."""
 
     def __init__(self, open_engine: Callable[[], Engine]) -> None:
         """Start the process, and wait until its engine is open.
 
         Args:
-            open_engine: Opens the engine in the process; it is pickled.
+            open_engine: Function that opens the engine in the new process; it must be picklable.
 
         Raises:
             PerturnError: If the engine cannot be opened, or the process ends before it is open.
@@ -65,27 +65,32 @@ class EngineProcess:
             raise opened
         self.name, has_texts, abilities = opened
         self.texts: dict[int, str] = {}
-        """Texts of the tokens that were sampled so far."""
+        """Text of each token id that was sampled so far."""
         self.prompt_tokens: dict[str, int] = {}
-        """Tokens of the newest prompt of each open conversation."""
+        """Number of tokens in the newest prompt of each open conversation."""
         self._line = EngineLine(self, self._pipe.fileno())
         decode = self._decode if has_texts else None
         self.abilities = replace(abilities, decode=decode, prompt_tokens=self.prompt_tokens)
 
     def connect(self, deliver: Deliver) -> EngineLine:
-        """Return a sender of prompts to the process; `deliver` is called with answers in the running event loop."""
+        """Attach to the running event loop, and return the object that sends prompts.
+
+        Args:
+            deliver: Called in the event loop with prompts and their answers.
+        """
         self._line.connect(deliver)
         return self._line
 
     def lost(self) -> RunError:
-        """Wait, in any thread, until the process is gone; return an error that says how it ended."""
+        """Wait until the process has ended, and return an error that says how; callable from any thread."""
         wait([self._process.sentinel])
         return self.ended()
 
     def ended(self) -> RunError:
-        """Wait for a process whose pipe is closed, and kill it after 10 seconds; return how it ended, as an error.
+        """Wait for the end of a process whose pipe is closed, and return an error that says how it ended.
 
-        Exit codes are polled: `join` waits for ever where the process has closed its sentinel and lives on.
+        The process is killed after 10 seconds. The exit code is polled, because `join` never returns if the process
+        closes its sentinel but does not end.
         """
         last, how = monotonic() + _CLOSE_S, ""
         while (code := self._process.exitcode) is None:
@@ -101,16 +106,16 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.close()  # the process ends with its pipe
+        self._pipe.close()  # the process ends when its pipe is closed
         self.ended()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of each token by itself, joined; each must have been sampled before."""
+        """Return the joined texts of single tokens; each token must have been sampled before."""
         return "".join(self.texts[each] for each in ids)
 
 
 class EngineLine:
-    """Passes prompts to the process of an engine, as an `EngineThread` does to an engine here; it never blocks."""
+    """Sends prompts to the process of an engine without blocking, with the same methods as an `EngineThread`."""
 
     def __init__(self, process: EngineProcess, pipe: int) -> None:
         self._process, self._pipe = process, pipe
@@ -122,16 +127,16 @@ class EngineLine:
         self._is_open = False
 
     def connect(self, deliver: Deliver) -> None:
-        """Begin to pass prompts and answers on, in the running event loop."""
+        """Attach to the running event loop, which from then on sends prompts and delivers answers."""
         self._deliver, self._loop = deliver, asyncio.get_running_loop()
         self._socket = socket(fileno=os.dup(self._pipe))
         self._socket.setblocking(False)
         self._is_open = True
         self._loop.add_reader(self._socket, self._receive)
-        self._flush()  # an order may have been cut in its middle
+        self._flush()  # an earlier connection may have sent only a part of an order
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Start answering a prompt; no two at a time are of one conversation."""
+        """Start answering a prompt; its conversation must have no other open prompt."""
         if self._lost is not None:
             self._loop.call_soon(self._deliver, [(prompt, self._lost)])
             return
@@ -156,7 +161,7 @@ class EngineLine:
         self._send("forget", conversation)
 
     def close(self) -> None:
-        """Release the event loop, from any thread; unfinished answers are dropped."""
+        """Detach from the event loop and drop unfinished answers; callable from any thread."""
         self._loop.call_soon_threadsafe(self._release)
 
     def _send(self, *order: Any) -> None:
@@ -200,7 +205,7 @@ class EngineLine:
     def _of(
         self, conversation: str, number: int, answer: Answered, tokens: int
     ) -> list[tuple[Prompt, Answered]]:
-        """Return an answer with its prompt, unless that was cancelled meanwhile."""
+        """Return an answer with its prompt, or nothing if the prompt was cancelled in the meantime."""
         asked, prompt = self._asked.get(conversation, (None, None))
         if prompt is None or asked != number:
             return []
@@ -216,7 +221,7 @@ class EngineLine:
             self._socket.close()
 
     def _end(self) -> None:
-        """Let all prompts fail once the process has ended; a thread waits for that."""
+        """Wait in a thread for the end of the process, then fail all open prompts."""
         self._release()
         self._loop.run_in_executor(None, self._process.ended).add_done_callback(self._fail)
 
@@ -227,8 +232,8 @@ class EngineLine:
 
 
 def _main(pipe: Connection, open_engine: Callable[[], Engine]) -> None:
-    """Open an engine, and answer the prompts of a pipe until its other end is closed."""
-    # The terminal's Ctrl-C reaches this process too; the caller ends it after its own work.
+    """Open an engine, and answer prompts from a pipe until its other end is closed."""
+    # Ctrl-C in the terminal also reaches this process; ignore it, since the caller ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         engine = open_engine()
@@ -243,7 +248,7 @@ def _main(pipe: Connection, open_engine: Callable[[], Engine]) -> None:
 
 
 class _Served:
-    """The engine in its process; all is done in one thread, which reads the pipe between two passes of the engine."""
+    """Serves the engine inside its process, in one thread that reads the pipe between two passes of the engine."""
 
     def __init__(self, pipe: Connection, engine: Engine) -> None:
         self._pipe, self._engine, self._abilities = pipe, engine, abilities_of(engine)
@@ -256,14 +261,14 @@ class _Served:
         """Send the engine's name and abilities to the other end, then answer prompts.
 
         Raises:
-            OSError: When the other end is closed, or EOFError.
+            OSError: If the other end is closed; depending on the moment, `EOFError` is raised instead.
         """
         plain = replace(self._abilities, decode=None, prompt_tokens={})
         self._pipe.send((self._engine.name, self._abilities.decode is not None, plain))
         self._work.run(self._next_order)
 
     def _next_order(self, is_idle: bool) -> Callable[[], None]:
-        """Return the next order of the other end; see `EngineWork.run`."""
+        """Return the next order from the pipe; see `next_order` of `EngineWork.run`."""
         if not is_idle and not self._pipe.poll():
             raise queue.Empty
         order, conversation, *details = self._pipe.recv()
@@ -281,7 +286,7 @@ class _Served:
         return partial(self._work.begin, whole, sampling)
 
     def _deliver(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
-        """Send answers, with the texts of tokens that are new to the other end."""
+        """Send answers, with the texts of all tokens that were not sent before."""
         answers, sampled = [], set[int]()
         for prompt, answer in answered:
             number, asked = self._asked.get(prompt.conversation, (0, None))

@@ -1,4 +1,4 @@
-"""An engine in its own thread: prompts join the running batch when they come, and leave it when they are cancelled."""
+"""An engine in its own thread: a new prompt joins the running batch at once, and a cancelled prompt leaves it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Result = TypeVar("Result")
 Answered = Action | Exception
-"""An action, the engine's failure to answer one prompt, or an exception of the engine for all prompts in work."""
+"""Answer to a prompt: an action, a failure of this prompt alone, or an exception that ended all open prompts."""
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
 _AT_ONCE = 512
-"""Prompts that an engine of concurrent calls answers at the same time."""
+"""Largest number of `generate` calls at the same time, for an engine that allows concurrent calls."""
 
 
 class EngineThread:
-    """Answers prompts in one thread, and no other thread calls the engine."""
+    """Runs an engine in one thread of its own; no other thread may call the engine."""
 
     def __init__(self, engine: Engine, deliver: Deliver) -> None:
         """Start the thread.
 
         Args:
-            engine: Stays open when the thread ends.
-            deliver: Told of answers, in this thread or a helper's; a prompt that was cancelled may be among them.
+            engine: The engine; it stays open when the thread ends.
+            deliver: Called with prompts and their answers, in the engine's thread or in a thread of its pool. The
+                answer to a cancelled prompt may still be delivered.
         """
         self._engine, self._work = engine, EngineWork(engine, deliver)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -40,7 +41,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Start answering a prompt; no two at a time are of one conversation."""
+        """Start answering a prompt; its conversation must have no other open prompt."""
         self._orders.put(partial(self._work.begin, prompt, sampling))
 
     def cancel(self, conversation: str) -> None:
@@ -52,13 +53,13 @@ class EngineThread:
         self._orders.put(partial(self._engine.forget, conversation))
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Do something in the thread, between two moments of the engine's work."""
+        """Run a function in the engine's thread, between two passes of the engine; return its future result."""
         result: Future[Result] = Future()
 
         def do() -> None:
             try:
                 result.set_result(work())
-            except BaseException as error:  # noqa: BLE001  it is raised where the result is asked for
+            except BaseException as error:  # noqa: BLE001  `Future.result` raises it again
                 result.set_exception(error)
 
         self._orders.put(do)
@@ -71,10 +72,10 @@ class EngineThread:
 
 
 class EngineWork:
-    """Answers prompts in the thread that calls `run`, which takes orders between two moments of the engine's work."""
+    """Answers prompts in the thread that calls `run`; `run` executes orders between two passes of the engine."""
 
     def __init__(self, engine: Engine, deliver: Deliver) -> None:
-        """Begin without prompts; see `EngineThread` for the arguments."""
+        """Start with no prompts; see `EngineThread` for the arguments."""
         self._engine, self._deliver = engine, deliver
         self._streaming = engine if isinstance(engine, StreamingEngine) else None
         self._open: dict[str, Prompt] = {}
@@ -85,8 +86,8 @@ class EngineWork:
         """Answer prompts until there are no more orders.
 
         Args:
-            next_order: Returns the next order; None: the last one was given. With False it does not wait for an order,
-                and raises `queue.Empty`.
+            next_order: Returns the next order, or None after the last order. Its argument says whether to wait for an
+                order; without waiting, it raises `queue.Empty` if no order is there.
         """
         while True:
             wait = not (self._open or self._batch)
@@ -112,14 +113,14 @@ class EngineWork:
             self._pool.shutdown(cancel_futures=True)
 
     def begin(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Start answering a prompt; no two at a time are of one conversation."""
+        """Start answering a prompt; its conversation must have no other open prompt."""
         if self._pool is not None:
             self._pool.submit(self._answer, [(prompt, sampling)])
         elif self._streaming is not None:
             try:
                 self._streaming.submit([prompt], sampling)
                 self._open[prompt.conversation] = prompt
-            except Exception as error:  # noqa: BLE001  a template or an engine of others; one prompt is refused
+            except Exception as error:  # noqa: BLE001  a template or engine may raise anything; only this prompt fails
                 self._deliver([(prompt, error)])
         else:
             self._batch.append((prompt, sampling))
@@ -132,12 +133,12 @@ class EngineWork:
             self._engine.cancel(conversation)
 
     def _advance(self) -> None:
-        """Let a streaming engine work for a moment; where it fails, all that it was answering fails with it."""
+        """Run one pass of a streaming engine; if the pass raises, all open prompts fail."""
         assert self._streaming is not None
         answered: Sequence[tuple[Prompt, Answered]]
         try:
             answered = self._streaming.advance()
-        except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
+        except Exception as error:  # noqa: BLE001  a user's engine may raise anything; the thread continues
             answered = [(prompt, error) for prompt in self._open.values()]
             for conversation in list(self._open):
                 self.cancel(conversation)
@@ -147,7 +148,7 @@ class EngineWork:
             self._deliver(answered)
 
     def _answer_batch(self) -> None:
-        """Answer the waiting prompts, prompts of equal sampling together."""
+        """Answer the waiting prompts that have the same sampling settings as the first, in one batch."""
         sampling = self._batch[0][1]
         batch = [each for each in self._batch if each[1] == sampling]
         self._batch = [each for each in self._batch if each[1] != sampling]
@@ -158,13 +159,13 @@ class EngineWork:
         answers: Sequence[Answered]
         try:
             answers = self._engine.generate(prompts, batch[0][1])
-        except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
+        except Exception as error:  # noqa: BLE001  a user's engine may raise anything; the thread continues
             answers = [error] * len(prompts)
         self._deliver(list(zip(prompts, answers, strict=True)))
 
 
 def explained(error: Exception) -> PerturnError:
-    """Return an error of an engine as one of Perturn's errors."""
+    """Return the error itself if it is a `PerturnError`, otherwise an `EngineFailure` with its type and text."""
     if isinstance(error, PerturnError):
         return error
     return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""An event loop in its own thread, for engines and worlds that are asynchronous."""
+"""An event loop in its own thread, for asynchronous engines and environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """Runs coroutines for a caller without an event loop, or with its own loop as in a notebook."""
+    """Runs coroutines for a synchronous caller, even if the caller's thread has its own loop, as in a notebook."""
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -22,14 +22,14 @@ class EventLoop:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin; the result comes."""
+        """Start a coroutine and return its future result."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        self._started.add(future)  # a loop does not keep its tasks: they could be garbage before they end
+        self._started.add(future)  # the loop holds only weak references to its tasks
         future.add_done_callback(self._started.discard)
         return future
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result; an interrupt of the caller cancels the work."""
+        """Run a coroutine and return its result; an exception in the waiting caller cancels the coroutine."""
         future = self.start(work)
         try:
             return future.result()
@@ -38,14 +38,14 @@ class EventLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel running tasks, and let the thread and its helpers end."""
+        """Cancel running tasks and end the loop's threads, without waiting for them."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """Cancel running tasks, and wait until the thread and its helpers have ended."""
+        """Cancel running tasks, and wait until the loop's threads have ended."""
         self.stop()
         self._thread.join()
 
     def _serve(self) -> None:
-        with self._runner:  # its end cancels what is left
+        with self._runner:  # leaving the block cancels the remaining tasks
             self._loop.run_forever()

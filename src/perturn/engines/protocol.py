@@ -1,4 +1,4 @@
-"""An entry of `ENGINES`: settings that declare what an engine can do, check it before work, and open it."""
+"""Interfaces of engines: their settings, which check and open them, and their optional abilities."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from perturn.types import Action, Engine, Prompt, StreamingEngine
 
 
 class Tokens(Protocol):
-    """The questions of an engine about tokens; `policy.tokens.Renderer` answers."""
+    """Converts between conversations and token ids for an engine; `chat.tokens.Renderer` implements it."""
 
     end_ids: frozenset[int]
-    """Tokens that end an answer; the sampled one is the last of its ids. Empty: none does."""
+    """Ids of the tokens that end an answer. An answer includes its end token. Empty: no token ends an answer."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return tokens to continue."""
+        """Return the token ids of a prompt, which the answer continues."""
         ...
 
     def action(
         self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Action:
-        """Return sampled tokens as an action, which may call one of the tools that the prompt offers."""
+        """Return the action that sampled tokens spell.
+
+        Args:
+            ids: Sampled token ids [tokens].
+            logprobs: Log-probability of each token, in nats [tokens].
+            tools: Schemas of the tools that the prompt offers, by which tool calls are parsed.
+        """
         ...
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, with special tokens."""
+        """Return the text of token ids, special tokens included."""
         ...
 
 
@@ -37,41 +43,41 @@ class Loaded:
     """A policy whose weights are in this process."""
 
     model: Any
-    """Causal language model in evaluation mode, on the CPU, in the type to compute in."""
+    """Causal language model in evaluation mode, on the CPU. Its parameters have the type `dtype`."""
     tokens: Tokens
-    """Conversation -> tokens."""
+    """Converts conversations to token ids."""
     name: str
-    """Identity of the policy, with a digest of its weights."""
+    """Name of the policy, with a digest of its weights."""
     device: str
-    """Where models run: `cuda` if there is a GPU, else `cpu`."""
+    """Device to run models on: `cuda` if there is a GPU, else `cpu`."""
     dtype: str
-    """Type to compute in, float32 or bfloat16."""
+    """Data type of the computation: float32 or bfloat16."""
     context: int | None
-    """Longest sequence in tokens that the model is used for; None if it does not say."""
+    """Longest sequence that the model supports, in tokens; None: the model states no limit."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A policy to serve."""
+    """A policy to serve, with the functions that load it."""
 
     policy: str
-    """Its name in the run, such as `base`."""
+    """Name of the policy in the run, such as `base`."""
     model: str
-    """Folder or Hub id; of an engine that serves no checkpoints, the model's name at its server."""
+    """Folder or Hub id of the model. For an engine that serves no checkpoints: the model's name at the server."""
     stop: tuple[str, ...]
-    """Texts that end an answer, in the format of the protocol."""
+    """Stop texts of the prompt format: an answer ends where it contains one of these texts."""
     load: Callable[[], Loaded]
-    """Load the weights in this process, where the engine needs them."""
+    """Function that loads the weights into this process; called only by engines that need them."""
     folder: Path | None = None
-    """Folder of the run, to keep paid answers; None on another machine than the run's."""
+    """Folder of the run, where paid answers are stored; None: the run's folder is on another machine."""
     load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
-    """Load the tokenizer and the context, without the weights; None: it cannot be done here."""
+    """Function that loads the tokenizer and the context length in tokens, without the weights. None: unavailable."""
     base: str | None = None
-    """Folder of the model that the adapters in the folder `model` are added to; None: `model` is a whole model."""
+    """Folder of the base model, if the folder `model` holds only adapters; None: `model` is a whole model."""
     adapter_rank: int = 0
-    """Largest rank of adapters that the engine will be given later; 0: none."""
+    """Largest rank of adapters that the engine will receive later; 0: it will receive no adapters."""
     deterministic: bool = False
-    """Whether equal prompts are to get equal answers to the last bit, whatever was answered before."""
+    """Whether equal prompts must get bit-identical answers, whatever the engine answered before."""
 
 
 class EngineSettings(Protocol):
@@ -79,40 +85,40 @@ class EngineSettings(Protocol):
 
     @property
     def traits(self) -> EngineTraits:
-        """Traits of the engine; a class attribute if they do not depend on the settings."""
+        """Traits of the engine; a class attribute if the traits do not depend on the settings."""
         ...
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Check before work whether `open` would succeed; nothing is opened or changed.
+        """Check, before the run starts, whether `open` would succeed; open and change nothing.
 
         Args:
-            empty_model: Make the model without its weights; only where checkpoints are served.
-            recipe: Text of the resolved recipe, which is kept in the run: it must hold no secret.
+            empty_model: Function that builds the model without its weights; works only if checkpoints are served.
+            recipe: Text of the resolved recipe. The run folder stores it, so it must hold no secret.
 
         Raises:
-            PerturnError: With the missing part.
+            PerturnError: If a part is missing; the message names the part.
         """
 
     def open(self, serving: Serving) -> Engine:
-        """Serve a policy; on a cluster this is called on the node.
+        """Open an engine that serves a policy; on a cluster, the serving node calls this method.
 
         Raises:
-            PerturnError: If it cannot be served.
+            PerturnError: If the policy cannot be served.
         """
 
 
 @runtime_checkable
 class Updatable(Engine, Protocol):
-    """An engine that can go over to other weights of its model, without being opened again."""
+    """An engine that can replace the weights of its model without being reopened."""
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights from now on, and drop results of the old ones.
+        """Replace the weights, and drop cached results of the old weights.
 
         Args:
-            folder: What `save_pretrained` wrote.
-            name: Identity of the new policy.
-            base: Folder of the model that the folder's adapters are added to; None: it holds a whole model. An engine
-                whose `EngineTraits.adapter_rank` is 0 is never given one.
+            folder: Folder that `save_pretrained` wrote.
+            name: Name of the new policy.
+            base: Folder of the base model, if `folder` holds only adapters; None: `folder` holds a whole model.
+                Always None for an engine whose `EngineTraits.adapter_rank` is 0.
 
         Raises:
             PerturnError: If prompts are being answered, or the weights cannot be read.
@@ -122,28 +128,28 @@ class Updatable(Engine, Protocol):
 
 @runtime_checkable
 class ModelTakingEngine(Updatable, Protocol):
-    """An engine that is given the weights of a trained model from memory."""
+    """An engine that can copy the weights of a trained model from memory."""
 
     def take_model(self, model: Any, folder: str | Path, name: str) -> None:
-        """Serve the weights of a model from now on, and forget what was kept of the old ones.
+        """Replace the weights by the weights of a model in memory, and drop cached results of the old weights.
 
         Args:
-            model: The trained module; its parameters have the names of its checkpoint.
-            folder: To which the same weights were written.
-            name: Identity of the new policy.
+            model: The trained module; its parameters have the same names as in its checkpoint.
+            folder: Folder with a checkpoint of the same weights.
+            name: Name of the new policy.
 
         Raises:
-            PerturnError: If prompts are being answered, or the weights cannot be taken.
+            PerturnError: If prompts are being answered, or the weights cannot be copied.
         """
         ...
 
 
 @runtime_checkable
 class SleepingEngine(Engine, Protocol):
-    """An engine that can give the memory of its device back while it is idle."""
+    """An engine that can free its device memory while it is idle."""
 
     def sleep(self) -> None:
-        """Give it back until the next prompt, or the next weights.
+        """Free the device memory until the next prompt or the next update of the weights.
 
         Raises:
             RunError: If prompts are being answered.
@@ -153,19 +159,19 @@ class SleepingEngine(Engine, Protocol):
 
 @runtime_checkable
 class SwappingEngine(Updatable, StreamingEngine, Protocol):
-    """A streaming engine that can go over to other weights in the middle of answers."""
+    """A streaming engine that can replace its weights while it is generating answers."""
 
     version: int | None
-    """Version of its weights, which `Action.versions` says of each token that it samples; None: it says none."""
+    """Version of the weights, recorded for each sampled token in `Action.versions`; None: no version is recorded."""
 
     def swap_weights(
         self, folder: str | Path, name: str, version: int | None, base: str | None = None
     ) -> None:
-        """Serve other weights from the next token on, with nothing in use that the old ones computed.
+        """Replace the weights from the next token on, and drop every cached result of the old weights.
 
         Args:
-            folder: What `save_pretrained` wrote.
-            name: Identity of the new policy.
+            folder: Folder that `save_pretrained` wrote.
+            name: Name of the new policy.
             version: Version of the new weights.
             base: As in `update_weights`.
 
@@ -177,8 +183,8 @@ class SwappingEngine(Updatable, StreamingEngine, Protocol):
 
 @runtime_checkable
 class CancellingEngine(StreamingEngine, Protocol):
-    """A streaming engine that can stop an answer that is no longer needed."""
+    """A streaming engine that can stop generating an answer that is no longer needed."""
 
     def cancel(self, conversation: str) -> None:
-        """Stop answering the prompt of a conversation; `advance` does not report it."""
+        """Stop answering the prompt of a conversation; `advance` then does not return this prompt."""
         ...

@@ -1,4 +1,4 @@
-"""One engine for several plays at the same time, whose weights can be replaced while they go on."""
+"""One engine for several concurrent rollouts, whose weights can be replaced while the rollouts continue."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perturn.errors import EngineFailure
 from perturn.types import Action, Prompt, Sampling
 
 _MOMENT_S = 0.003
-"""Seconds to wait for an answer before a play looks at its worlds again."""
+"""Seconds that `advance` waits for an answer, before the rollout steps its environments again."""
 
 
 class _Own(Mapping[str, int]):
-    """Numbers of the conversations of one port, by their names there."""
+    """View of a mapping by conversation, restricted to the conversations of one port and without its prefix."""
 
     def __init__(self, prefix: str, numbers: Mapping[str, int]) -> None:
         self._prefix, self._numbers = prefix, numbers
@@ -38,14 +38,14 @@ class _Own(Mapping[str, int]):
 
 
 class Ended(Exception):
-    """The engine no longer answers, because the work that it was shared for is over."""
+    """Raised by a port after the shared engine was closed."""
 
 
 class SharedEngine:
-    """Gives each play a port, which acts as an engine; all prompts join one batch, in a thread."""
+    """Gives each rollout a port, which acts as an engine; the prompts of all ports join one batch."""
 
     def __init__(self, engine: SwappingEngine) -> None:
-        """Start the thread. The engine stays open when it ends, and only the thread calls it until then."""
+        """Start the engine's thread; until `close`, only this thread may call the engine, which stays open."""
         self._engine = engine
         self._ended = threading.Event()
         self._asked: dict[str, tuple[Port, Prompt]] = {}
@@ -53,14 +53,24 @@ class SharedEngine:
         self._thread = EngineThread(engine, self._deliver)
 
     def port(self, name: str = "") -> Port:
-        """Return a port for one play, named as given or after the policy that is served now; it keeps its name."""
+        """Return a port for one rollout.
+
+        Args:
+            name: Name of the port; empty: the name of the policy that is served now. A swap does not change it.
+        """
         prefix, abilities = f"{next(self._numbers)}/", abilities_of(self._engine)
         asked, said = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
         own = replace(abilities, concurrent=False, prompt_tokens=asked, answer_tokens=said)
         return Port(self, prefix, name or self._engine.name, own)
 
     def swap(self, folder: str | Path, name: str, version: int, base: str | None = None) -> None:
-        """Have the engine go over to other weights between two of its passes, in the middle of answers.
+        """Replace the engine's weights between two of its passes, while answers are being generated.
+
+        Args:
+            folder: Folder that `save_pretrained` wrote.
+            name: Name of the new policy.
+            version: Version of the new weights.
+            base: Folder of the base model, if `folder` holds only adapters; None: `folder` holds a whole model.
 
         Raises:
             PerturnError: If the weights cannot be read.
@@ -69,12 +79,12 @@ class SharedEngine:
         self._thread.call(lambda: self._engine.swap_weights(folder, name, version, **more)).result()
 
     def close(self) -> None:
-        """End the thread; plays that go on get an `Ended`."""
+        """End the thread; from then on the ports raise `Ended`."""
         self._ended.set()
         self._thread.close()
 
     def submit(self, port: Port, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on; only a port calls this. A conversation is known by its port too."""
+        """Start answering the prompts of a port; the port's prefix makes the names of its conversations unique."""
         self.refuse_ended()
         for prompt in prompts:
             ours = replace(prompt, conversation=port.prefix + prompt.conversation)
@@ -97,19 +107,24 @@ class SharedEngine:
 
 
 class Port:
-    """A streaming engine for one play, from any thread; conversations may be named as in other ports."""
+    """A streaming engine for one rollout, in any thread; two ports may use equal names of conversations."""
 
     def __init__(self, shared: SharedEngine, prefix: str, name: str, abilities: EngineAbilities) -> None:
-        """Make a share of the engine; only `SharedEngine` does so."""
+        """Make a port; call `SharedEngine.port` instead."""
         self._shared, self.prefix, self.name, self.abilities = shared, prefix, name, abilities
         self.answers: SimpleQueue[tuple[Prompt, Answered]] = SimpleQueue()
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on."""
+        """Start answering prompts; `advance` returns their answers."""
         self._shared.submit(self, prompts, sampling)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Wait for a moment; the prompts that were answered, and their answers. What the engine raises is raised."""
+        """Wait a few milliseconds; return the prompts that were answered, with their answers.
+
+        Raises:
+            Ended: If the shared engine was closed.
+            Exception: Any exception that the engine raised.
+        """
         self._shared.refuse_ended()
         answered: list[tuple[Prompt, Action | EngineFailure]] = []
         for prompt, answer in take_all(self.answers, _MOMENT_S):
@@ -119,7 +134,7 @@ class Port:
         return answered
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, when all are answered."""
+        """Return one action or failure per prompt, in order."""
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
@@ -127,4 +142,4 @@ class Port:
         self._shared.forget(self.prefix + conversation)
 
     def close(self) -> None:
-        """Hold nothing: the engine is shared."""
+        """Do nothing: the shared engine stays open."""

@@ -1,4 +1,4 @@
-"""Parts that engines which take prompts on while they answer others have in common."""
+"""Functions shared by streaming engines, which accept new prompts while they answer earlier prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Item = TypeVar("Item")
 def answer_all(
     engine: StreamingEngine, prompts: Sequence[Prompt], sampling: Sampling
 ) -> list[Action | EngineFailure]:
-    """Return `generate` of an engine: one action a prompt, when all are answered."""
+    """Submit prompts to a streaming engine, wait for all answers, and return them in order.
+
+    A streaming engine implements its method `generate` with this function.
+    """
     engine.submit(prompts, sampling)
     answers: dict[int, Action | EngineFailure] = {}
     while any(id(prompt) not in answers for prompt in prompts):
@@ -27,7 +30,7 @@ def answer_all(
 
 
 def take_all(queue: SimpleQueue[Item], seconds: float) -> list[Item]:
-    """Return all that is in a queue, once something is; it is waited for so long."""
+    """Wait up to `seconds` for a first item in a queue; return all items that are then in the queue."""
     found: list[Item] = []
     with suppress(Empty):
         found.append(queue.get(timeout=seconds))
@@ -37,7 +40,15 @@ def take_all(queue: SimpleQueue[Item], seconds: float) -> list[Item]:
 
 
 def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home]) -> Home:
-    """Return the replica that a conversation stays with: at first the replica that has the fewest."""
+    """Return the replica that serves a conversation.
+
+    A new conversation goes to the replica with the fewest conversations, and stays there.
+
+    Args:
+        conversation: Identity of the conversation.
+        homes: Replica of each known conversation; a new conversation is added.
+        replicas: The replicas to choose from.
+    """
     if conversation not in homes:
         held = Counter(homes.values())
         homes[conversation] = min(replicas, key=held.__getitem__)
@@ -45,10 +56,13 @@ def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home
 
 
 def refuse_update(busy: int) -> None:
-    """Raise unless no prompt is being answered.
+    """Raise an error if prompts are being answered: their answers would mix tokens of two policies.
+
+    Args:
+        busy: Number of prompts that are being answered.
 
     Raises:
-        RunError: Otherwise: half an answer would be of either policy.
+        RunError: If `busy` is not 0.
     """
     if busy:
         raise RunError(f"{busy} prompts are being answered; update weights between the batches.")

@@ -1,4 +1,4 @@
-"""An engine that passes the policy's prompts to one engine and the user's to another."""
+"""An engine that sends the policy's prompts to one engine and a simulated user's prompts to another."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 _Answer = Action | EngineFailure
 _PAUSE = 0.05
-"""Seconds that `advance` waits for the user where the policy has nothing to answer."""
+"""Seconds that `advance` waits for the user's answers if the policy has no open prompts."""
 
 
 def with_user(engine: Engine, user: Engine, sampling: Sampling) -> Engine:
-    """Return an engine for the prompts of a policy and of a simulated user; a streaming one, if the policy's is.
+    """Return an engine for the prompts of a policy and of a simulated user.
 
-    Both work at the same time. Neither is closed with it.
+    Both engines answer at the same time. The returned engine streams if the policy's engine does. Closing it leaves
+    both engines open.
 
     Args:
-        engine: Answers the policy's prompts.
-        user: Answers the user's.
-        sampling: How the user's answers are decoded.
+        engine: Engine that answers the policy's prompts.
+        user: Engine that answers the user's prompts.
+        sampling: Sampling settings of the user's answers.
     """
     if isinstance(engine, StreamingEngine):
         return _Streaming(engine, user, sampling)
@@ -30,7 +31,7 @@ def with_user(engine: Engine, user: Engine, sampling: Sampling) -> Engine:
 
 
 class _Together:
-    """Of a policy's engine that answers prompts together."""
+    """Engine for policy and user, if the policy's engine answers prompts in batches."""
 
     def __init__(self, engine: Engine, user: Engine, sampling: Sampling) -> None:
         self.name = engine.name
@@ -38,7 +39,7 @@ class _Together:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="user")
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """Return one action a prompt, in order."""
+        """Return one action or failure per prompt, in order."""
         theirs = [prompt for prompt in prompts if prompt.of_user]
         ours = [prompt for prompt in prompts if not prompt.of_user]
         said = self._thread.submit(self.ask_user, theirs) if theirs else None
@@ -47,7 +48,11 @@ class _Together:
         return [next(spoken if prompt.of_user else acted) for prompt in prompts]
 
     def ask_user(self, prompts: Sequence[Prompt]) -> list[_Answer]:
-        """Return the user's answers."""
+        """Return the answers of the user's engine, one action or failure per prompt.
+
+        Raises:
+            RunError: If the user's engine can answer no prompt.
+        """
         asked = [replace(prompt, conversation=_conversation(prompt.conversation)) for prompt in prompts]
         try:
             answers = self._user.generate(asked, self._sampling)
@@ -60,7 +65,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of the user's side of it."""
+        """Delete the state of a conversation at both engines."""
         self._engine.forget(conversation)
         self._user.forget(_conversation(conversation))
 
@@ -70,7 +75,7 @@ class _Together:
 
 
 class _Streaming:
-    """Of a policy's engine that takes prompts on while it answers others."""
+    """Engine for policy and user, if the policy's engine streams."""
 
     def __init__(self, engine: StreamingEngine, user: Engine, sampling: Sampling) -> None:
         self.name = engine.name
@@ -82,11 +87,11 @@ class _Streaming:
         self._said: Future[list[_Answer]] | None = None
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """Return one action a prompt, in order."""
+        """Return one action or failure per prompt, in order."""
         return self._together.generate(prompts, sampling)
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on."""
+        """Start answering prompts; `advance` returns their answers."""
         ours = [prompt for prompt in prompts if not prompt.of_user]
         self._waiting += [prompt for prompt in prompts if prompt.of_user]
         self._open += len(ours)
@@ -95,7 +100,7 @@ class _Streaming:
         self._ask()
 
     def advance(self) -> list[tuple[Prompt, _Answer]]:
-        """Work for a moment; return the prompts that were answered, and their answers."""
+        """Run one pass of the policy's engine; return the prompts that were answered, with their answers."""
         answered = self._engine.advance() if self._open else []
         self._open -= len(answered)
         if self._said is not None:
@@ -107,7 +112,7 @@ class _Streaming:
         return answered
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation, and of the user's side of it."""
+        """Delete the state of a conversation at both engines."""
         self._together.forget(conversation)
 
     def close(self) -> None:
@@ -116,12 +121,12 @@ class _Streaming:
         self._thread.shutdown()
 
     def _ask(self) -> None:
-        """Ask the user all that waits, unless the user is speaking."""
+        """Send all waiting prompts to the user's engine, unless it is still answering earlier prompts."""
         if self._said is None and self._waiting:
             self._asked, self._waiting = self._waiting, []
             self._said = self._thread.submit(self._together.ask_user, self._asked)
 
 
 def _conversation(name: str) -> str:
-    """Return the user's side of a conversation."""
+    """Return the name of a conversation at the user's engine."""
     return f"{name}~user"

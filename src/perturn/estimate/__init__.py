@@ -1,1 +1,1 @@
-"""Estimates for `--dry-run`: time and memory of each stage."""
+"""Estimates for `--dry-run`: time and memory of each stage of a run."""

@@ -1,4 +1,4 @@
-"""The `--dry-run` of every command: its stages, with their time and memory estimated within a factor of two."""
+"""The `--dry-run` of every command: a plan of its stages, with estimated time and memory."""
 
 from __future__ import annotations
 
@@ -56,39 +56,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned:
-    """One step of the plan."""
+    """A step of the plan."""
 
     name: str
     state: str
-    """done, or to do."""
+    """`done` or `to do`."""
     work: str
     seconds: float | None
-    """Estimated, or as measured where it is done; None: not estimated."""
+    """Estimated seconds, or measured seconds if the step is done; None: not estimated."""
     memory_gb: float | None
-    """Of one process, where several train; else of the process of the command."""
+    """Memory in gigabytes of each training process, or of the command's process; None: not estimated."""
     processes: int = 1
-    """Processes that train together."""
+    """Number of processes that train together."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a command."""
+    """The plan of a command."""
 
     run: str
     steps: list[Planned]
     how: list[str]
-    """How the estimates were made, a sentence each."""
+    """Sentences on how the estimates were made."""
     problems: list[str]
-    """Failures of the episodes played to see how long they are, a sentence each."""
+    """Sentences on failures of the episodes that were played to measure lengths."""
     too_large: list[str] = field(default_factory=list)
-    """Trainings that do not fit on a GPU of the size that is known, a sentence each, with settings that make them
-    fit."""
+    """Sentences on trainings that do not fit into a GPU's memory, with settings with which they would fit."""
     startup: float = 0.0
-    """Seconds before the first step and after the last one: imports, checks, and the report of a run."""
+    """Seconds before the first step and after the last step: imports, checks, and the report of a run."""
 
     @property
     def seconds(self) -> float:
-        """Of all that is left to do and was estimated, and of starting."""
+        """Estimated seconds of all steps that are not done, start-up included."""
         return self.startup + sum(step.seconds or 0.0 for step in self.steps if step.state != "done")
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,17 +102,17 @@ def make_plan(
     began: float | None = None,
     gpu_gb: float | None = None,
 ) -> Plan:
-    """Check a recipe as a run would, and estimate what it costs; nothing is written.
+    """Check a recipe as a run does, and estimate its time and memory; nothing is written.
 
     Args:
         source: The recipe, its file, or a run folder.
-        overrides: `key=value` words.
-        command: The one command that would be given; None: the whole loop.
-        began: Moment at which this process began, in seconds of the epoch, so that its imports count; None: now.
-        gpu_gb: Memory of a GPU to plan for; None: of the GPUs of this machine.
+        overrides: Overrides of settings, as `key=value`.
+        command: The command to plan, such as `train`; None: the whole loop.
+        began: Unix time at which this process started, so that its imports count; None: now.
+        gpu_gb: Memory of a GPU to plan for, in gigabytes; None: the GPUs of this machine.
 
     Raises:
-        PerturnError: Whatever the command itself would refuse before it starts.
+        PerturnError: If the command itself would fail before it starts.
     """
     began = time.time() if began is None else began
     recipe = ruled(resolve_recipe(source, overrides))
@@ -161,7 +160,7 @@ def make_plan(
 def _fitting(
     recipe: Recipe, left: Sequence[str], found: Episodes, machine: Machine, gpu_gb: float | None
 ) -> tuple[list[str], list[str]]:
-    """Return a sentence on the GPU memory of each kind of training that is left: those that fit, and the others."""
+    """Return sentences on the GPU memory of trainings that are not done: first those that fit, then the others."""
     gpus = locate("perturn.estimate.fit:gpus_here")(gpu_gb)
     fit: list[str] = []
     too_large: list[str] = []
@@ -180,7 +179,7 @@ def _fitting(
 def _training_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
-    """Work, seconds and gigabytes of each process."""
+    """Return a training's work in words, its seconds, and the gigabytes of each process."""
     work, processes = training_work(recipe, stage, found), recipe.launch.processes
     if machine is None:
         return work.text, None, None
@@ -196,7 +195,7 @@ def _training_cost(
 
 
 def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> str:
-    """Return the gain where exploration and training overlap, as a sentence."""
+    """Return a sentence on the time that is saved if exploration and training overlap."""
     marked = [step for step in steps if re.search(r"-\d{3,}$", step.name)]
     explores = [step.seconds or 0.0 for step in marked if step.name.startswith("explore")]
     others = [step.seconds or 0.0 for step in marked if not step.name.startswith("explore")]
@@ -204,7 +203,7 @@ def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> s
 
 
 def _import_stages(recipe: Recipe, command: str | None) -> float:
-    """Import the modules of the stages, as a run does; return the moment after it, in seconds of the epoch."""
+    """Import the modules of the stages, as a run does; return the Unix time afterwards."""
     for stage in stages(recipe):
         if command in (None, stage.command):
             locate(stage.does)
@@ -214,7 +213,7 @@ def _import_stages(recipe: Recipe, command: str | None) -> float:
 
 
 def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
-    """Return the machine, with the speed of whole passes if something trains or is read, and the model is small."""
+    """Measure the machine; if the run trains a small model, also measure the model's whole passes."""
     machine: Machine = locate("perturn.estimate.machine_speed:measure_machine")(
         model, recipe.model.dtype, found.memory_gb
     )
@@ -233,7 +232,7 @@ def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
 def _cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
-    """Return work, seconds and gigabytes; if another machine does the work, only the work of the policy is known."""
+    """Return a stage's work in words, its seconds and gigabytes; without `machine`, only the work is estimated."""
     if stage.name in ("expert", "lessons"):
         file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
         work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"
@@ -244,7 +243,7 @@ def _cost(
     if stage.command == "pair":
         own, times = recipe.rows and recipe.rows.traits.source, corrected_episodes(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
-        played = 2 * times  # the policy's part again, and then the whole
+        played = 2 * times  # replays the policy's part, then plays the whole episode
         return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
         return _training_cost(recipe, stage, found, machine)
@@ -277,7 +276,7 @@ def _cost(
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
     if not (recipe.base or recipe.sft or recipe.align):
-        # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
+        # An untrained model may write as little as the expert or up to the limit: assume the geometric mean.
         most = ceil(sqrt(most * min(most, found.said)))
     nodes = replicas_of(recipe) or 1
     alone, together = ceil(episodes / nodes), max(1, part.concurrency // nodes)
@@ -292,7 +291,7 @@ def _cost(
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
-    """Return the passes over explored episodes for quantities that the credit reads of policies."""
+    """Return work, seconds and gigabytes of a credit stage: forward passes for the quantities that the credit reads."""
     assert recipe.credit is not None
     needs = locate("perturn.training.credit_choice:make_credit")(recipe.credit).needs
     wanted = locate("perturn.quantities:wanted")(needs)
@@ -312,7 +311,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
-    """Return lengths where turns are controlled, if every extension is given."""
+    """Return lengths for an evaluation with controlled turns, assuming that every extension of the limit is used."""
     limit = (control.limit or found.limit) + (control.extend or 0) * control.times
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
@@ -358,7 +357,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
-    """Yield the steps; steps of several iterations become one, with the work of one iteration and the time of all."""
+    """Yield the steps; equal steps of several iterations become one, with the summed time."""
     kinds: dict[str, list[Planned]] = defaultdict(list)
     for step in steps:
         kinds[re.sub(r"-\d{3,}$", "", step.name)].append(step)

@@ -1,4 +1,4 @@
-"""Number and length of the episodes that a run plays: from recorded episodes, or a few that are played now."""
+"""Number and lengths of a run's episodes, from recorded episodes or from a few episodes that are played now."""
 
 from __future__ import annotations
 
@@ -33,58 +33,63 @@ from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
 _PLAYED = 4
-"""Episodes played to see how long they are."""
+"""Number of episodes that are played to measure lengths."""
 _PATIENCE_SECONDS = 20.0
-"""After so long no further one is begun."""
+"""Seconds after which no further episode is started."""
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Number of episodes of each stage, and the length of one; tokens are assumed if no expert can be played."""
+    """Number of episodes in each stage, and average lengths; token counts are assumed if there is no expert."""
 
     base: int = 0
     lessons: int = 0
     sft: int = 0
     expert: int = 0
     explore: int = 0
-    """Also those that another run explored, where values are learned from them."""
+    """Number of explored episodes; if values are learned from another run's exploration, its episodes."""
     evaluate: int = 0
     limit: float = 1.0
-    """Mean turn limit of the tasks."""
+    """Average turn limit of the tasks."""
     turns: float = 1.0
-    """Turns of an expert's episode; of a policy's, where there is no expert."""
+    """Average number of turns in an expert episode; without an expert, the turn limit."""
     prompt: float = 200.0
-    """Tokens before the first action."""
+    """Average number of tokens before the first action."""
     heard: float = 60.0
-    """Tokens of a later observation, with the template around it."""
+    """Average number of tokens of a later observation, chat template included."""
     said: float = 128.0
-    """Tokens of an action."""
+    """Average number of tokens of an action."""
     seconds: float = 0.0
-    """Seconds of a turn in its world."""
+    """Average seconds of the environment per turn."""
     world_seconds: float = 0.0
-    """Seconds in which a world starts."""
+    """Seconds in which an environment starts."""
     memory_gb: float = 0.0
-    """Memory of this process and one world."""
+    """Memory of this process with one environment, in gigabytes."""
     turn_counts: tuple[int, ...] = ()
-    """Turns of explored episodes that are recorded, each."""
+    """Number of turns of each recorded explored episode."""
     answer_tokens: tuple[int, ...] = ()
-    """Tokens of recorded actions, each."""
+    """Number of tokens of each action in the expert episodes."""
     source: str = "assumed, as no expert is to be seen"
-    """Origin of the lengths."""
+    """Origin of the lengths, in words."""
     problems: tuple[str, ...] = ()
-    """Failures of the episodes played now, a sentence each."""
+    """Sentences on failures of the episodes that were played now."""
 
     def policy_turns(self, learned: bool) -> float:
-        """Return the turns of a policy's episode; after SFT, halfway between the expert's turns and the limit."""
+        """Return the assumed number of turns in a policy episode.
+
+        Args:
+            learned: Whether the policy was trained on expert episodes. It then needs the mean of the expert's turns and
+                the turn limit; otherwise it needs the turn limit.
+        """
         return (self.turns + self.limit) / 2 if learned else self.limit
 
 
 RendererOf = Callable[[Sequence[Trajectory]], Renderer]
-"""Tokenizes conversations, from a few episodes; only a tokenizer that the run makes looks at them."""
+"""Function that returns a renderer; a word tokenizer that the run builds takes its words from the given episodes."""
 
 
 def renderer_of(recipe: Recipe) -> RendererOf:
-    """Return the renderer of a run's first model; for a model to be pretrained, it knows a few episodes."""
+    """Return a function that makes the renderer of a run's first model."""
     if recipe.base is None:
         found = make_renderer(recipe, recipe.model.name)
         return lambda _: found
@@ -95,7 +100,13 @@ def renderer_of(recipe: Recipe) -> RendererOf:
 
 
 def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf | None) -> Episodes:
-    """Count the episodes and see how long they are, from those recorded or a few that the expert plays now."""
+    """Count a run's episodes, and measure their lengths from recorded episodes or a few that the expert plays now.
+
+    Args:
+        recipe: Recipe of the run.
+        panels: Task lists of the stages; None: nothing is counted.
+        renderer: Makes the renderer for token counts; None: token counts are assumed.
+    """
     if panels is None:
         return Episodes(memory_gb=memory_in_use() / 1e9)
     protocol = make_protocol(recipe.protocol)
@@ -129,7 +140,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
         counts["explore"] = maker.episodes
     if own and recipe.sft:
-        counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel
+        counts["sft"] = sum(map(succeeded, shown))  # own episodes are used for all task lists
     if recipe.base:
         counts["lessons"] = len(lessons(recipe.base, panels.tasks["base"]))
         counts["base"] *= 1 + recipe.base.clumsy
@@ -147,7 +158,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
 
 
 def _explored_turns(recipe: Recipe) -> tuple[int, ...]:
-    """Return the turns of the episodes of this run's last recorded exploration."""
+    """Return the number of turns of each episode in this run's last recorded exploration."""
     paths = RunPaths(run_folder(recipe))
     explored = [stage.name for stage in stages(recipe) if stage.name.startswith("explore")]
     files = [paths.trajectories(name) for name in reversed(explored)]
@@ -158,10 +169,14 @@ def _explored_turns(recipe: Recipe) -> tuple[int, ...]:
 def _play(
     env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol
 ) -> tuple[list[Trajectory], float, float]:
-    """Return a few expert episodes spread over the task list, seconds of a turn, and the first one's end."""
+    """Play a few expert episodes, spread over the task list.
+
+    Returns:
+        The episodes; the average seconds of a turn; the end of the first episode by `time.monotonic`.
+    """
     chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
     played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
-    began = time.monotonic()  # the first one starts the world
+    began = time.monotonic()  # the first episode includes the environment's start
     for task in chosen[1:]:
         if time.monotonic() - began < _PATIENCE_SECONDS:
             played.append(demonstrate(env, Job(task, seed=0), protocol))
@@ -170,14 +185,14 @@ def _play(
 
 
 def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
-    """Return an episode of one action."""
+    """Play one turn with a fixed action, and return the episode."""
     once = replace(protocol, max_turns=1, max_turns_by_kind={})
     look = Action(FORMATS[protocol.format].write("", "look"))
     return play_script(episode(env, Job(task, seed=0), protocol=once), [look], EngineFailure("unfinished"))
 
 
 def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
-    """Return the errors of the episodes that failed, the most frequent first."""
+    """Return sentences on the errors of failed episodes, the most frequent error first."""
     errors = Counter(one.error if failed(one) else None for one in played)
     return tuple(
         f"{count} of {errors.total()} episodes played now failed: {error}"
@@ -187,7 +202,7 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, Any]:
-    """Lengths of some episodes, as in `Episodes`."""
+    """Return the average lengths of some episodes, by their field names in `Episodes`."""
     encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)

@@ -1,4 +1,4 @@
-"""Check that a training fits on a GPU, and find settings that would make it fit."""
+"""Check whether a training fits into a GPU's memory, and find settings with which it would fit."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from perturn.run.served_policy import engine_settings
 from perturn.training.credit_choice import make_loss
 
 KEPT = {"cpu": 1.15, "cuda": 1.1}
-"""Memory that a process holds beyond the bytes of its tensors, by device, for the allocator's overhead."""
+"""Ratio of a process's memory to the bytes of its tensors, by device: the overhead of the allocator."""
 ACCURACY = (
     "Accuracy of the training memory: the formula was within 10 % in 22 of 24 cases measured on a CPU, and up to 36 % "
     "too high in the other two. docs/how-to/estimate.md has the cases."
 )
 GPU_PROCESS = 0.5e9
-"""Bytes that a process takes on a GPU without a model."""
+"""Bytes of GPU memory that a process needs without a model."""
 _SHOWN = 5
-"""Remedies that are shown, at most."""
+"""Largest number of remedies that are shown."""
 _PROCESSES = (2, 4, 8, 16)
 """Numbers of processes that a remedy may suggest."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training, with every setting that decides its memory, except the device."""
+    """A training, with all settings that determine its memory, except the device."""
 
     shape: ModelShape
     settings: Train
     launch: Launch
     rows: int
     row_tokens: float
-    """Tokens of a row, on average."""
+    """Average number of tokens in a row."""
     loss_share: float
     """Share of the tokens that carry loss."""
     compute_bytes: int
-    """Of a number in the type that is computed in."""
+    """Bytes of a number in the data type of the computation."""
     reads_reference: bool = True
-    """Whether the loss reads a reference, which each process computes with the whole model."""
+    """Whether the loss reads a reference. Each process computes it with the whole model."""
     second_reference: bool = False
-    """Whether the reference is another model than the start of training."""
+    """Whether the reference differs from the model with which training starts."""
 
     def memory(self, device: str) -> TrainingMemory:
-        """Return the memory of one of its processes by formula."""
+        """Return the memory of one training process on a device, `cpu` or `cuda`, by formula."""
         settings, launch = self.settings, self.launch
         minibatches = settings.minibatches if isinstance(settings, Align) else None
         rows = ceil(self.rows / minibatches) if minibatches else min(settings.batch_size, self.rows)
@@ -82,7 +82,7 @@ class Training:
 def training_of(
     recipe: Recipe, stage: Stage, work: Work, found: Episodes, machine: Machine, device: str
 ) -> Training:
-    """Return a training stage with all that decides its memory on a device, cpu or cuda."""
+    """Return the settings that determine a training stage's memory on a device, `cpu` or `cuda`."""
     bfloat16 = machine.bytes == 2 if device == machine.device else recipe.model.dtype != "float32"
     heard, said = found.prompt + (found.turns - 1) * found.heard, found.turns * found.said
     on_all = isinstance(work.settings, Sft) and work.settings.loss_on == "all"
@@ -102,14 +102,14 @@ def training_of(
 def engine_bytes(
     recipe: Recipe, stage: Stage, found: Episodes, training: Training, gpus: Gpus | None = None
 ) -> float:
-    """Return the bytes that an engine holds during a training: in an online run it stays open, with its cache.
+    """Return the bytes that the engine holds during a training; in an online run the engine stays open.
 
     Args:
-        recipe: Of the run.
-        stage: The training.
+        recipe: Recipe of the run.
+        stage: The training stage.
         found: Number and lengths of episodes.
-        training: The training.
-        gpus: The GPUs that it is for; None: it is for the memory of this machine.
+        training: The training's settings.
+        gpus: GPUs whose memory is estimated; None: estimate main memory.
     """
     if recipe.iterations == 1 or stage.section != "align" or replicas_of(recipe) or recipe.explore is None:
         return 0.0
@@ -125,16 +125,16 @@ def engine_bytes(
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs that a dry run is made for."""
+    """GPUs for which a dry run estimates memory."""
 
     gigabytes: float | None
-    """Of one GPU; None: not known."""
+    """Memory of one GPU in gigabytes; None: unknown."""
     count: int | None = None
-    """On this machine; None: not known."""
+    """Number of GPUs on this machine; None: unknown."""
 
 
 def gpus_here(gigabytes: float | None) -> Gpus:
-    """Return the GPUs of this machine, or GPUs of a size that was given."""
+    """Return GPUs of the given size in gigabytes; None: the GPUs of this machine."""
     count = torch.cuda.device_count()
     if gigabytes is not None or not count:
         return Gpus(gigabytes)
@@ -146,26 +146,26 @@ def needed(training: Training, device: str, beside: float = 0.0) -> float:
 
     Args:
         training: The training.
-        device: cpu or cuda.
-        beside: Bytes of the process without a model, and of an engine that stays open.
+        device: `cpu` or `cuda`.
+        beside: Bytes of the process without a model, plus bytes of an engine that stays open.
     """
     return training.memory(device).peak * KEPT[device] + beside
 
 
 def remedies(training: Training, size: float, beside: float = 0.0) -> list[str]:
-    """Return settings with which a training would fit on GPUs of a size, the fewest changes first.
+    """Return changes of settings with which a training would fit on a GPU; the fewest changes come first.
 
     Args:
         training: A training that does not fit.
-        size: Bytes of a GPU.
-        beside: Bytes on the GPU that are not the training's.
+        size: Memory of the GPU in bytes.
+        beside: Bytes on the GPU that the training does not use itself.
     """
     choices = [[Change(), *each] for each in _choices(training)]
     found: list[tuple[int, ...]] = []
     words = []
     for levels in sorted(product(*(range(len(each)) for each in choices)), key=_changed):
         if any(all(map(le, less, levels)) for less in found):
-            continue  # less is enough
+            continue  # a smaller change already fits
         chosen = [each[level] for each, level in zip(choices, levels, strict=True)]
         settings, launch = training.settings, training.launch
         for change in chosen:
@@ -181,7 +181,7 @@ def remedies(training: Training, size: float, beside: float = 0.0) -> list[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """Other values of some settings."""
+    """A change of some settings, with its description as the user would write it."""
 
     words: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -189,12 +189,12 @@ class Change:
 
 
 def _changed(levels: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return how many settings change, and how far."""
+    """Return a sort key: the number of changed settings, then the size of each change."""
     return sum(level > 0 for level in levels), levels
 
 
 def _choices(training: Training) -> Iterator[list[Change]]:
-    """Yield the values that each setting may take instead, from the smallest change on."""
+    """Yield, for each setting, the possible changes, starting with the smallest."""
     settings, launch = training.settings, training.launch
     yield (
         []
@@ -216,13 +216,15 @@ def _choices(training: Training) -> Iterator[list[Change]]:
 
 
 def say_fit(name: str, training: Training, gpus: Gpus, engine: float = 0.0) -> tuple[str, bool]:
-    """Return a sentence on the GPU memory that a training needs, and whether the training fits as far as is known.
+    """Return a sentence on the GPU memory that a training needs, and whether the training fits.
+
+    If the size of the GPU is unknown, the training counts as fitting.
 
     Args:
-        name: Of the stage.
+        name: Name of the stage.
         training: The training.
-        gpus: The GPUs that it is for.
-        engine: Bytes that an engine holds on the first GPU while it trains.
+        gpus: The GPUs.
+        engine: Bytes that an engine holds on the first GPU during the training.
     """
     found, beside = training.memory("cuda"), GPU_PROCESS + engine
     need, launch = needed(training, "cuda", beside), training.launch

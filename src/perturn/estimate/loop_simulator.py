@@ -1,6 +1,6 @@
-"""A simulation of the online loop: how long its iterations take where exploration and training overlap.
+"""Simulation of the online loop, to predict its time if exploration and training overlap.
 
-Its events are the ends of answers, of steps of the environment, and of trainings.
+The events are the ends of answers, of environment steps, and of trainings.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ from random import Random
 from statistics import fmean
 
 Draw = Callable[[Random], float]
-"""Draws a number, in seconds unless it says otherwise."""
+"""Function that draws a random number, usually in seconds."""
 Turns = Sequence[tuple[float, float]]
-"""Seconds of each answer of an episode, and of the step of the environment that follows."""
+"""For each turn of an episode, the seconds of the answer and the seconds of the environment step after it."""
 Play = Callable[[Random], Turns]
-"""Draws an episode."""
+"""Function that draws the turns of a random episode."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """An online run, as `staleness` orders it."""
+    """Parameters of a simulated online run."""
 
     iterations: int
     episodes: int
-    """Episodes of an iteration."""
+    """Number of episodes per iteration."""
     slots: int
-    """Episodes that are played at the same time."""
+    """Number of episodes at the same time."""
     train: float
-    """Seconds from the last episode of an iteration to its policy: credit, training, and handing over the weights."""
+    """Seconds from an iteration's last episode to its new policy: credit, training, and transfer of the weights."""
     staleness: int = 0
     score: float = 0.0
-    """Seconds of an evaluation; none is explored for the next iteration before it with staleness 0."""
+    """Seconds of the evaluation after a training; a new policy is available only after it."""
     replicas: int = 1
-    """Copies of the policy that answer; a conversation stays with one of them."""
+    """Number of copies of the policy; a conversation stays with one copy."""
     at_once: int | None = None
-    """Answers that a replica gives at the same time, the others wait; None: all, each in its own time."""
+    """Largest number of answers that a replica samples at the same time; None: no limit."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Moments of a simulated run, in seconds from its beginning."""
+    """Result of a simulation."""
 
     seconds: float
-    """End of the last iteration."""
+    """Seconds from the start to the end of the last iteration."""
     waiting: float
-    """Share of the time in which the trainer waits for episodes."""
+    """Share of this time in which the trainer waits for episodes."""
     idle: float
-    """Share of the slots' time in which no episode is played."""
+    """Share of the slots' total time in which a slot is free."""
 
 
 def episode_turns(turns: Draw, answer: Draw, step: Draw, start: float = 0.0) -> Play:
-    """Return a draw of the turns of an episode.
+    """Return a function that draws the turns of a random episode.
 
     Args:
         turns: Draws the number of turns.
-        answer: Draws the seconds of an answer, once a replica has begun with it.
-        step: Draws the seconds of a step of the environment.
-        start: Seconds in which an episode begins.
+        answer: Draws the seconds of an answer, without waiting for a replica.
+        step: Draws the seconds of an environment step.
+        start: Seconds for the start of an episode.
     """
     return lambda random: (
         (0.0, start),
@@ -69,22 +69,27 @@ def episode_turns(turns: Draw, answer: Draw, step: Draw, start: float = 0.0) -> 
 
 
 def simulate(loop: Loop, episode: Play, seed: int = 0) -> Timeline:
-    """Simulate a run whose episodes have the number of turns that `episode` draws.
+    """Simulate a run.
 
-    The episodes of an iteration begin in order, each in the first free slot. They begin once all episodes of the
-    previous iteration have begun, and once the policy `staleness` versions before theirs is trained.
+    Episodes start in order, each in the first free slot. An iteration's episodes start after all episodes of the
+    previous iteration have started, and after the policy `staleness` versions before their own is trained.
+
+    Args:
+        loop: Parameters of the run.
+        episode: Function that draws the turns of an episode.
+        seed: Seed of the random numbers.
     """
     return _Run(loop, episode, Random(seed)).timeline()
 
 
 def expected_seconds(loop: Loop, episode: Play) -> float:
-    """Return the mean seconds of some simulated runs."""
+    """Return the mean seconds of 20 simulated runs."""
     return fmean(simulate(loop, episode, seed).seconds for seed in range(20))
 
 
 @dataclass
 class _Played:
-    """An episode that is played."""
+    """An episode that is running."""
 
     iteration: int
     replica: int
@@ -94,7 +99,7 @@ class _Played:
 
 @dataclass
 class _Run:
-    """A run that is simulated, from event to event."""
+    """State of a simulated run, which advances from event to event."""
 
     loop: Loop
     episode: Play
@@ -102,14 +107,14 @@ class _Run:
     now: float = 0.0
     begun: int = 0
     busy: int = 0
-    """Slots in which an episode is played."""
+    """Number of slots with a running episode."""
     played: float = 0.0
     waited: float = 0.0
     trained: list[float] = field(default_factory=lambda: [0.0])
-    """Moment of each policy, from the first one on."""
+    """Time at which each policy becomes available, in seconds; the first policy is available at 0."""
 
     def __post_init__(self) -> None:
-        """Nothing has happened."""
+        """Create empty queues and counters."""
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.number = count()
         self.open = [self.loop.episodes] * self.loop.iterations
@@ -117,7 +122,7 @@ class _Run:
         self.queues: list[deque[_Played]] = [deque() for _ in range(self.loop.replicas)]
 
     def timeline(self) -> Timeline:
-        """Play all events."""
+        """Process all events, and return the result."""
         self.begin()
         while self.events:
             self.now, _, happens = heapq.heappop(self.events)
@@ -130,19 +135,19 @@ class _Run:
         heapq.heappush(self.events, (self.now + seconds, next(self.number), happens))
 
     def begin(self) -> None:
-        """Begin episodes, as long as there are slots and policies for them."""
+        """Start episodes as long as slots are free and the policy of their iteration is available."""
         loop = self.loop
         while self.busy < loop.slots and self.begun < loop.iterations * loop.episodes:
             iteration = self.begun // loop.episodes
             needed = max(0, iteration - loop.staleness)
             if needed >= len(self.trained) or self.trained[needed] > self.now:
-                return  # a training that ends begins them
+                return  # the end of a training calls this again
             turns = deque(self.episode(self.random))
             self.next(_Played(iteration, self.begun % loop.replicas, self.now, turns))
             self.begun, self.busy = self.begun + 1, self.busy + 1
 
     def next(self, one: _Played) -> None:
-        """Ask for the next answer of an episode, or end it."""
+        """Request the next answer of an episode, or end the episode if no turn is left."""
         if not one.left:
             self.end(one)
         elif self.loop.at_once is None or self.answering[one.replica] < self.loop.at_once:
@@ -152,14 +157,14 @@ class _Run:
             self.queues[one.replica].append(one)
 
     def answered(self, one: _Played) -> None:
-        """Step the environment, and have the replica begin with another answer."""
+        """Start the environment step after an answer, and let the replica start the next waiting answer."""
         self.answering[one.replica] -= 1
         self.after(one.left.popleft()[1], lambda: self.next(one))
         if self.queues[one.replica]:
             self.next(self.queues[one.replica].popleft())
 
     def end(self, one: _Played) -> None:
-        """Free a slot; the last episode of an iteration has the iteration trained."""
+        """Free the slot of an episode; after the last episode of an iteration, start the iteration's training."""
         self.busy, self.played = self.busy - 1, self.played + self.now - one.began
         self.open[one.iteration] -= 1
         while len(self.trained) <= self.loop.iterations and not self.open[len(self.trained) - 1]:

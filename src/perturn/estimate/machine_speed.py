@@ -1,4 +1,4 @@
-"""Size of a model, and the speed of this machine at matrices of its size."""
+"""Measurement of this machine's speed at matrix products of a model's size, and at whole passes of small models."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.packing import lay_out
 
 _SMALL = 30_000_000
-"""Parameters of a model that is made and asked, at most."""
+"""Largest number of parameters of a model whose whole passes are timed."""
 _MEASURED = 8192
-"""Tokens of the pass that is timed, at most."""
+"""Largest number of tokens in the timed pass."""
 _MANY, _FEW = 2**24, 2**26
-"""Weights of a product that is timed on a CPU, at most: with a thousand tokens, and with 16, which must read them from
-memory. A larger product is as fast for each weight, but for a model of 70B it takes seconds."""
+"""Largest number of weights in a timed matrix product on a CPU, for 1024 tokens and for 16 tokens. With 16 tokens, the
+weights must come from main memory. Larger products take the same time per weight, but seconds for a 70B model."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A model on this machine: its size, and the speed of matrix products of that size."""
+    """Measured speed of this machine for a model, with the model's sizes."""
 
     shape: ModelShape
     device: str
     bytes: int
-    """Of a number in the type that is computed in."""
+    """Bytes of a number in the data type of the computation."""
     many: float
-    """Operations a second where a thousand tokens pass together, as in training."""
+    """Floating-point operations per second in matrix products with 1024 tokens, as in training."""
     few: float
-    """Bytes of weights a second where one token of each of 16 conversations passes."""
+    """Bytes of weights read per second in matrix products with 16 tokens, one from each of 16 conversations."""
     base_gb: float
-    """Memory of the process without a model."""
+    """Memory of the process without a model, in gigabytes."""
     crowd: float = 1.0
-    """Seconds that pass per second of computing in this process; above 1 where other work runs on its cores."""
+    """Wall-clock seconds per second of computation in this process; above 1 if other programs use its cores."""
     passed: float | None = None
-    """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
+    """Measured seconds per token of a forward pass; None: the model is too large to measure."""
     trained: float | None = None
-    """Seconds that a token takes in a forward and a backward pass, measured likewise."""
+    """Measured seconds per token of a forward and backward pass; None: the model is too large to measure."""
 
     @property
     def parameters(self) -> int:
-        """Of the model."""
+        """Number of parameters of the model."""
         return self.shape.parameters
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Number of layers of the model."""
         return self.shape.layers
 
 
@@ -61,9 +61,9 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
     """Time matrix products of a model's size for about a second, without reading its weights.
 
     Args:
-        model: Without weights.
-        setting: `model.dtype`.
-        process_gb: Memory of this process now, which stays where models run on the CPU.
+        model: The model, without weights.
+        setting: The setting `model.dtype`.
+        process_gb: Current memory of this process in gigabytes; used if models run on the CPU.
     """
     where = device()
     dtype = compute_dtype(setting, where, model.config)
@@ -88,13 +88,16 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
 def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_budget: int) -> Machine:
     """Time a whole pass of a small model, forward and backward, for a few seconds at most.
 
-    What a small model takes is not the time of its matrix products, so it is made with other weights and asked.
+    Matrix products are only a part of a small model's time, so a model with random weights is built and timed.
 
     Args:
-        machine: As it was measured.
-        model: Without weights.
-        turns: Tokens of an episode: before the first action, then by turns an action and the observation after it.
-        token_budget: Tokens of a pass in training.
+        machine: Result of `measure_machine`.
+        model: The model, without weights.
+        turns: Numbers of tokens in an episode: the prompt, then alternately an action and the observation after it.
+        token_budget: Largest number of tokens in a training pass.
+
+    Returns:
+        The machine with `passed` and `trained`; unchanged if the model is too large.
     """
     if machine.parameters > _SMALL:
         return machine
@@ -112,7 +115,7 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
         for name, tensor in lay_out([one] * max(1, budget // length), share=False).items()
     }
     best = [math.inf, math.inf]
-    for _ in range(2):  # the first one warms up
+    for _ in range(2):  # the first pass is a warm-up
         began = time.perf_counter()
         value = action_logprobs(made, batch).sum()
         float(value.detach())
@@ -125,7 +128,7 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
 
 
 def _crowd() -> float:
-    """Return seconds that pass while this thread computes for one."""
+    """Return the wall-clock seconds per second of this thread's computation."""
     began, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.3 and time.perf_counter() - began < 5.0:
         sum(range(1000))
@@ -133,7 +136,7 @@ def _crowd() -> float:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Return seconds of one call, in the best of many rounds: other work on the machine is not to count."""
+    """Return the seconds of one call, in the fastest of many rounds, so that other programs do not count."""
     rounds: list[float] = []
     until = time.perf_counter() + 0.5
     while len(rounds) < 2 or time.perf_counter() < until:

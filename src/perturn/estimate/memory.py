@@ -1,6 +1,6 @@
-"""Memory of one training process by formula: tensors of the model, and the memory of its passes.
+"""Formula for the memory of one training process.
 
-The formula counts the bytes of tensors of a decoder such as Llama's or Qwen's, trained by `TurnTrainer` with AdamW. Its
+The formula counts the bytes of all tensors when `TurnTrainer` trains a decoder such as Llama or Qwen with AdamW. Its
 error on measured cases is in docs/how-to/estimate.md.
 """
 
@@ -12,71 +12,71 @@ from typing import Any, Literal
 from perturn.table import locate
 
 _EXACT = 4
-"""Bytes of a float32 number: weights that train, gradients, and the residual stream."""
+"""Bytes of a float32 number, the data type of trained weights, gradients and the residual stream."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a causal language model that decide how much memory it takes."""
+    """Sizes of a causal language model that determine its memory."""
 
     parameters: int
     vocabulary: int
     hidden: int
     layers: int
     mlp: int
-    """Features within a feed-forward block."""
+    """Number of features inside a feed-forward block."""
     query: int
-    """Features of all query heads together."""
+    """Number of features of all query heads together."""
     key: int
-    """Features of all key heads together, and of all value heads."""
+    """Number of features of all key heads together, equal to the number for all value heads."""
     heads: int
     tied: bool
-    """Whether input and output layer are one."""
+    """Whether input and output embeddings are tied."""
 
     @property
     def embedding(self) -> int:
-        """Parameters of the input layer, and of the output layer."""
+        """Number of parameters of the input embedding, and also of the output layer."""
         return self.vocabulary * self.hidden
 
     @property
     def layer(self) -> int:
-        """Parameters of one layer."""
+        """Number of parameters of one layer."""
         return (self.parameters - self.embedding * (1 if self.tied else 2)) // self.layers
 
     @property
     def multiplied(self) -> int:
-        """Parameters of the matrices that are multiplied with: all but the input layer, unless it is both."""
+        """Number of parameters in matrix products: all except an untied input embedding."""
         return self.parameters - (0 if self.tied else self.embedding)
 
     def adapters(self, rank: int) -> int:
-        """Parameters of adapters of a rank at each linear layer but the output layer."""
+        """Return the number of parameters of adapters at every linear layer except the output layer."""
         attention = 3 * self.hidden + 2 * self.query + 2 * self.key + self.hidden
         return self.layers * rank * (attention + 3 * (self.hidden + self.mlp))
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes that a training process needs on its device, by part, and `peak`, which is less than their sum."""
+    """Bytes that a training process needs on its device, by part. Not all parts are held at the same time."""
 
     weights: float
     gradients: float
     optimizer: float
     copies: float
-    """Weights in the type that is computed in, which autocast makes."""
+    """Copies of the weights in autocast's data type."""
     activations: float
     logits: float
     """Tiles of logits, and the gradient of the output layer."""
     gathered: float
-    """Layers that are gathered from all processes, or gradients that are exchanged."""
+    """Layers gathered from all processes, or gradients that are exchanged."""
     start: float
-    """Before the first step: the whole model as loaded, and a pass without gradients where a reference is read."""
+    """Bytes held before the first step: the whole model as loaded, and the reference's pass, if the loss reads one."""
     peak: float
-    """The most at a time."""
+    """Largest number of bytes held at any time."""
     host: float
-    """Bytes that the process needs in the memory of the machine, where its device is a GPU."""
+    """Bytes of main memory that the process needs, if its device is a GPU; else 0."""
 
     def to_dict(self) -> dict[str, float]:
-        """Return the parts by name."""
+        """Return all fields by name, in bytes."""
         return asdict(self)
 
 
@@ -118,20 +118,20 @@ def training_memory(
     """Return the memory that one process of a training needs.
 
     Args:
-        shape: Of the model.
-        tokens: That pass together: the token budget, or less if a step has fewer.
-        loss_tokens: Of these, tokens that carry loss; None: all.
-        compute_bytes: Of a number in the type that is computed in: 2 for bfloat16, 4 for float32.
-        device: cpu or cuda.
-        adapters: Parameters of adapters that are trained instead of all weights; see `ModelShape.adapters`.
-        checkpointing: Whether activations are computed again in the backward pass.
-        processes: That train together.
-        sharding: As `launch.sharding` has it.
-        cpu_offload: As `launch.cpu_offload` has it.
-        passes: Of an optimizer step. From the second one on, all activations and the gradients are held at the same
-            time.
-        reads_reference: Whether the loss, or the credit, reads a reference, which is computed before training.
-        second_reference: Whether the reference is another model than the start of training.
+        shape: Sizes of the model.
+        tokens: Number of tokens in a pass: the token budget, or the tokens of an optimizer step if they are fewer.
+        loss_tokens: Number of these tokens that carry loss; None: all.
+        compute_bytes: Bytes of a number in the data type of the computation: 2 for bfloat16, 4 for float32.
+        device: `cpu` or `cuda`.
+        adapters: Number of parameters of trained adapters; 0: all weights are trained.
+        checkpointing: Whether activation checkpointing is on.
+        processes: Number of processes that train together.
+        sharding: The setting `launch.sharding`.
+        cpu_offload: The setting `launch.cpu_offload`.
+        passes: Number of passes in an optimizer step. From the second pass on, gradients are held together with all
+            activations.
+        reads_reference: Whether loss or credit reads a reference, which is computed before training.
+        second_reference: Whether the reference differs from the model with which training starts.
     """
     divided, full = sharding == "fsdp2", not adapters
     share, trained = processes if divided else 1, adapters or shape.parameters
@@ -163,15 +163,15 @@ def training_memory(
 
 
 def cache_bytes(shape: ModelShape, compute_bytes: int) -> int:
-    """Return the bytes of one token's keys and values in all layers, as an engine keeps them."""
+    """Return the bytes of one token in an engine's KV cache, over all layers."""
     return 2 * shape.layers * shape.key * compute_bytes
 
 
 def _layer_bytes(shape: ModelShape, compute: int, full: bool) -> float:
-    """Bytes that a layer keeps of a token for the backward pass.
+    """Return the bytes per token that a layer stores for the backward pass.
 
-    Each norm keeps its input and, if its weight is trained, the normed input. Linear layers that compute in bfloat16
-    each keep a copy of their input; in float32 they share one.
+    Each norm stores its input and, if its weight is trained, the normed input. In bfloat16, each linear layer stores a
+    copy of its input; in float32, layers with the same input share it.
     """
     norms = 2 * (2 if full else 1) * _EXACT * shape.hidden
     copies = (3 + 2) * compute if compute < _EXACT else 2 * compute
@@ -182,7 +182,7 @@ def _layer_bytes(shape: ModelShape, compute: int, full: bool) -> float:
 def _activation_bytes(
     shape: ModelShape, compute: int, full: bool, checkpointing: bool, tokens: int, rows: int
 ) -> float:
-    """Bytes that a pass keeps for the backward pass: of the last layer, only rows that carry loss."""
+    """Return the bytes of activations stored for the backward pass; the last layer stores only `rows` loss tokens."""
     layer, ends = _layer_bytes(shape, compute, full), _EXACT * shape.hidden * (2 if full else 1)
     if checkpointing:
         return tokens * (shape.layers * _checkpoint_bytes(shape, compute) + layer + ends)
@@ -190,12 +190,12 @@ def _activation_bytes(
 
 
 def _checkpoint_bytes(shape: ModelShape, compute: int) -> float:
-    """Bytes that a checkpointed layer keeps of a token: its input, and the result of attention."""
+    """Return the bytes per token that a checkpointed layer stores: its input, and the output of attention."""
     return _EXACT * shape.hidden + compute * shape.query + _EXACT * shape.heads
 
 
 def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: bool) -> float:
-    """Bytes of the output layer's forward and backward pass for a number of rows."""
+    """Return the bytes of the output layer's forward and backward pass for a number of rows."""
     name = "CACHED_BYTES" if device == "cpu" else "TILE_BYTES"
     size, least, most = (
         int(locate(f"perturn.policy.head:{each}")) for each in (name, "LEAST_WORDS", "KEPT_BYTES")
@@ -210,15 +210,15 @@ def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: 
 def _reading_bytes(
     shape: ModelShape, compute: int, device: str, tokens: int, rows: int, *, frozen: bool
 ) -> float:
-    """Bytes of a pass without gradients, without the weights.
+    """Return the bytes of a pass without gradients, weights excluded.
 
     Args:
-        shape: Of the model.
-        compute: Bytes of a number in the type that is computed in.
-        device: cpu or cuda.
-        tokens: Of the pass.
-        rows: Of these, tokens that carry loss.
-        frozen: Whether the weights are in that type, so that autocast copies none.
+        shape: Sizes of the model.
+        compute: Bytes of a number in the data type of the computation.
+        device: `cpu` or `cuda`.
+        tokens: Number of tokens in the pass.
+        rows: Number of these tokens that carry loss.
+        frozen: Whether the weights have the data type of the computation, so that autocast makes no copies.
     """
     copies = 0.0 if frozen else _copied_bytes(shape, compute, 0, False, False)
     states = 2 * tokens * _layer_bytes(shape, compute, full=True)
@@ -228,9 +228,9 @@ def _reading_bytes(
 def _copied_bytes(
     shape: ModelShape, compute: int, adapters: int, checkpointing: bool, divided: bool
 ) -> float:
-    """Bytes of weights in bfloat16, in addition to float32 weights.
+    """Return the bytes of autocast's bfloat16 copies of float32 weights.
 
-    autocast keeps copies of weights that are trained until a forward pass ends, and the backward pass needs them.
+    autocast keeps the copies of trained weights until the forward pass ends, and the backward pass needs them too.
     """
     if compute == _EXACT:
         return 0.0
@@ -241,6 +241,6 @@ def _copied_bytes(
 
 
 def _gathered_bytes(shape: ModelShape, weight: int, full: bool) -> float:
-    """Bytes of gathered weights with FSDP2: the input and output layer for a whole pass, and layers for a moment."""
+    """Return the bytes that FSDP2 gathers: input and output layer for a whole pass, and three layers at a time."""
     ends = shape.embedding * (1 if shape.tied else 2)
     return weight * (ends + 3 * shape.layer) + full * _EXACT * 2 * shape.layer

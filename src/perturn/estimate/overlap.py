@@ -1,4 +1,4 @@
-"""Predicted time of a run with `staleness`, where exploration and training overlap."""
+"""Predicted time of a run with `staleness` > 0, in which exploration and training overlap."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perturn.run.served_policy import handed_rank
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
-    """Return a simulation's estimate for the iterations of a recipe with `staleness`, as a sentence.
+    """Return a sentence with the simulated time of all iterations of a recipe with `staleness` > 0.
 
     Args:
-        recipe: Of the run.
+        recipe: Recipe of the run.
         found: Number and lengths of episodes.
-        exploring: Seconds of one exploration by itself.
-        others: Seconds of the other stages of all iterations.
+        exploring: Seconds of one exploration without overlap.
+        others: Seconds of the stages besides exploration, over all iterations.
     """
     assert recipe.explore is not None
     slots = min(recipe.explore.concurrency, found.explore)
@@ -54,16 +54,16 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
 
 
 def replicas_of(recipe: Recipe) -> int:
-    """Return the number of replicas of the policy on the nodes of a cluster; 0: the engine is in this process."""
+    """Return the number of replicas of the policy on a cluster's nodes; 0 if the engine is in this process."""
     return 0 if recipe.cluster is None else recipe.cluster.engines
 
 
 def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
-    """Return sentences on replicas, and on the weights that an online run hands over.
+    """Return sentences on replicas, training processes, and the transfer of weights to the engine.
 
     Args:
-        recipe: Of the run.
-        shape: Of the model.
+        recipe: Recipe of the run.
+        shape: Sizes of the model.
     """
     told = []
     if (nodes := replicas_of(recipe)) > 1:

@@ -1,4 +1,4 @@
-"""Work of the models besides the policy in a run, in questions and tokens: a judge, and a simulated user."""
+"""Work of a run's other models, a judge and a simulated user, in questions and tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from perturn.estimate.episode_lengths import Episodes
 from perturn.run.judging.side_engines import checked_settings
 
 _CHARACTERS = 4
-"""Characters of a token of a rubric."""
+"""Assumed number of characters per token of a rubric."""
 
 
 def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
-    """Return a sentence for each model besides the policy: its questions, their tokens, and the price of both.
+    """Return a sentence for each model besides the policy, with its number of questions and tokens, and its price.
 
     Args:
-        recipe: Of the run.
-        found: Number and length of its episodes.
+        recipe: Recipe of the run.
+        found: Number and lengths of episodes.
     """
     names = [stage.name for stage in stages(recipe)]
     explored = found.explore * sum(name.startswith("explore") for name in names)
@@ -39,7 +39,15 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
 
 
 def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> str:
-    """Return one model's work in words, with answers of the greatest length."""
+    """Return a sentence on a model's work, assuming answers of the greatest length.
+
+    Args:
+        who: Name of the model's section, `judge` or `user`.
+        engine: Section with the engine's settings.
+        asked: Number of questions.
+        length: Average tokens of a question.
+        most: Token limit of an answer.
+    """
     traits = checked_settings(engine, f"{who}.engine").traits
     said = (
         f"The {who} is asked about {asked:.0f} questions of {length:.0f} tokens, and answers each with at most {most}: "

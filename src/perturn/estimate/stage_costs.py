@@ -1,4 +1,4 @@
-"""Time and memory of a stage, from the lengths of episodes and the speed of the machine."""
+"""Time and memory of stages, estimated from the lengths of episodes and the speed of the machine."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
 
 EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
-"""Speed of a whole pass, forward or backward, as a share of its matrix products' speed, by device and bytes."""
+"""Speed of a whole pass as a share of the speed of its matrix products, by device and bytes per number."""
 CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
-"""Time of a layer outside its matrix products, for the next token of one conversation: attention, mostly."""
+"""Seconds per layer and sampled token outside matrix products, mostly for attention, by device."""
 LOADED_BYTES = 1e9
-"""Bytes of weights that are loaded, or saved, in a second."""
+"""Bytes of weights that are loaded or saved per second."""
 PLAYING_SECONDS = 0.5
-"""Time of a stage that plays, besides its episodes, worlds and weights: the tokenizer, the engine, the notes."""
+"""Seconds of a rollout stage for the tokenizer, the engine and records, without episodes and weights."""
 TRAINING_SECONDS = 2.0
-"""Time of a training besides its steps and weights: encoding rows, making the trainer, checking the packed passes."""
+"""Seconds of a training for encoding rows, making the trainer and checking packed passes, without optimizer steps."""
 LAUNCH_SECONDS = 10.0
-"""Time in which the processes of a training start, which is mostly the time of their imports."""
+"""Seconds in which the processes of a training start, mostly for imports."""
 STEP_SECONDS = 0.03
-"""Time of an optimizer step besides its passes."""
+"""Seconds of an optimizer step without its forward and backward passes."""
 REPORT_SECONDS = 2.0
-"""Time of the report at the end of a run."""
+"""Seconds of the report at the end of a run."""
 KEPT_BY_ALLOCATOR = 1.4
-"""Memory held over memory needed."""
+"""Ratio of the memory that a rollout process holds to the memory of its tensors."""
 
 
 def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
-    """Return tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
+    """Return the number of tokens that a value head reads: explored episodes, and candidates.
+
+    Args:
+        found: Number and lengths of episodes.
+        episodes: Number of episodes with candidates.
+        at_turns: Whether candidates are actions of each turn, read with their prompt. Otherwise they are episodes.
+    """
     turns = found.policy_turns(learned=True)
     whole = found.prompt + (turns - 1) * found.heard + turns * found.said
     up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
@@ -49,16 +55,16 @@ def generation_seconds(
     most: int,
     candidates: int = 1,
 ) -> float:
-    """Return the time to read the new tokens and write one by one, or the worlds' time if it is longer.
+    """Return the seconds of rollouts: the model's time for reading and sampling, or the environments' if longer.
 
     Args:
         machine: Model and machine.
         found: Lengths of episodes.
         episodes: Number of episodes.
-        concurrency: Played at the same time.
-        learned: Whether the policy was trained on the expert's episodes; it then writes no more than the expert.
+        concurrency: Number of episodes at the same time.
+        learned: Whether the policy was trained on expert episodes, so that its actions are no longer than the expert's.
         most: Token limit of an action.
-        candidates: Actions that are sampled at each turn, at the same time.
+        candidates: Number of actions that are sampled at each turn.
     """
     turns = found.policy_turns(learned)
     said = candidates * (min(found.said, most) if learned else most)
@@ -73,14 +79,14 @@ def generation_seconds(
 def opening_seconds(
     machine: Machine | None, found: Episodes, episodes: int, concurrency: int, cores: int
 ) -> float:
-    """Return the time before a stage's first turn: its weights are loaded and its worlds start.
+    """Return the seconds before a stage's first turn, in which weights are loaded and environments start.
 
     Args:
         machine: Model and machine; None: the model is not loaded here.
-        found: Seconds in which a world starts.
+        found: Measured lengths, with the start time of an environment.
         episodes: Number of episodes.
-        concurrency: Played at the same time, each in a world.
-        cores: Worlds that start at the same time.
+        concurrency: Number of episodes at the same time, each in an environment of its own.
+        cores: Number of environments that start at the same time.
     """
     weights = machine.parameters * machine.bytes / LOADED_BYTES if machine else 0.0
     worlds = max(1, min(concurrency, episodes)) / max(1, cores)
@@ -88,13 +94,13 @@ def opening_seconds(
 
 
 def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False) -> float:
-    """Return tokens that one epoch reads, before sharing of prefixes.
+    """Return the number of tokens in one epoch, without savings by shared prefixes.
 
     Args:
         found: Lengths of episodes.
         rows: Number of rows.
-        on_pairs: Whether a row is an episode of the expert and one of the policy.
-        own: Whether a row is an episode of the policy alone.
+        on_pairs: Whether a row is a pair of an expert episode and a policy episode.
+        own: Whether a single row is a policy episode; otherwise it is an expert episode.
     """
     policy = found.policy_turns(learned=True)
     sides = [found.turns, policy] if on_pairs else [policy if own else found.turns]
@@ -104,9 +110,10 @@ def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False
 def training_seconds(
     machine: Machine, settings: Train, tokens: float, reads_reference: bool, processes: int = 1
 ) -> float:
-    """Forward and backward passes, and the one forward pass of a reference, which every process makes.
+    """Return the seconds of all forward and backward passes, and of the reference's forward pass.
 
-    Processes on GPUs have one each and share the passes; on a CPU they share its cores, so nothing is gained.
+    On GPUs, several processes divide the training passes, but each makes the whole reference pass. On a CPU, they share
+    the cores and save no time.
     """
     if processes > 1 and machine.device == "cuda":
         alone = training_seconds(machine, settings, tokens, False) / processes
@@ -120,10 +127,7 @@ def training_seconds(
 
 
 def fitting_seconds(machine: Machine, settings: Train, rows: int, processes: int = 1) -> float:
-    """Time of a training besides its passes: weights are loaded and saved, and optimizer steps are taken.
-
-    Several processes are started for each training.
-    """
+    """Return the seconds of a training outside its passes: start, loading and saving of weights, optimizer steps."""
     if processes > 1:
         return fitting_seconds(machine, settings, rows) + machine.crowd * LAUNCH_SECONDS
     minibatches = settings.minibatches if isinstance(settings, Align) else None
@@ -134,7 +138,12 @@ def fitting_seconds(machine: Machine, settings: Train, rows: int, processes: int
 
 
 def passing_seconds(machine: Machine, operations: float) -> float:
-    """Return the time of some operations a parameter and token, at whole passes' speed; a forward pass has two."""
+    """Return the seconds of whole passes.
+
+    Args:
+        machine: Model and machine.
+        operations: Floating-point operations per parameter, summed over tokens; a forward pass has 2 per token.
+    """
     if machine.passed is not None:
         return operations / 2 * machine.passed
     efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
@@ -142,14 +151,14 @@ def passing_seconds(machine: Machine, operations: float) -> float:
 
 
 def playing_gb(machine: Machine, found: Episodes, together: int, learned: bool, limit: float | None) -> float:
-    """Memory of a process that plays: memory without a model, the weights, and keys and values.
+    """Return the gigabytes of a rollout process: the process without a model, the weights and the KV cache.
 
     Args:
         machine: Model and machine.
         found: Lengths of episodes.
-        together: Conversations at the same time.
-        learned: Whether the policy was trained on the expert's episodes.
-        limit: Gigabytes of keys and values that the engine keeps at most; None: not known.
+        together: Number of conversations at the same time.
+        learned: Whether the policy was trained on expert episodes.
+        limit: Largest size of the engine's KV cache in gigabytes; None: unknown.
     """
     tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.said)
     cache = together * tokens * cache_bytes(machine.shape, machine.bytes) / 1e9

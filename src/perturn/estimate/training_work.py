@@ -1,4 +1,4 @@
-"""Work of the trainings of a run: their rows and tokens, as far as these are known before they are made."""
+"""Work of a run's trainings: number of rows and tokens, estimated if the rows do not exist yet."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from perturn.run.stages.branch_stage import explorer_of
 from perturn.table import locate
 
 KEPT = 0.75
-"""Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
+"""Assumed share of explored episodes that become pairs, or that an expert corrects."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Rows of a training, and the tokens of one epoch."""
+    """Work of a training: number of rows, and number of tokens in one epoch."""
 
     settings: Train
     rows: int
     tokens: float
     text: str
-    """The work in words."""
+    """Description of the work for the plan."""
 
 
 def training_work(recipe: Recipe, stage: Stage, found: Episodes) -> Work:
-    """Return the work of a training stage."""
+    """Return the work of a training stage.
+
+    Args:
+        recipe: Recipe of the run.
+        stage: The training stage.
+        found: Number and lengths of episodes.
+    """
     once = stage.section if stage.section in ("base", "sft") else None
     settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
     assert settings is not None
@@ -49,7 +55,7 @@ def training_work(recipe: Recipe, stage: Stage, found: Episodes) -> Work:
         file = user_path(own, "rows.path") if own else made
         assumed = (
             round(KEPT * found.explore / 2) if judges else assumed_pairs(recipe, found)
-        )  # of two episodes
+        )  # a pair has two episodes
         is_there = bool(own) or file.is_file()
         rows = sum(1 for _ in read_rows(file)) if is_there else assumed
         what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
@@ -60,7 +66,7 @@ def training_work(recipe: Recipe, stage: Stage, found: Episodes) -> Work:
 
 
 def weighed_episodes(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
+    """Return the number of episodes that a credit on groups weighs: explored episodes, and branches if it uses them."""
     credit = locate("perturn.training.credit_choice:make_credit")(recipe.credit) if recipe.credit else None
     if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
         return found.explore
@@ -68,12 +74,12 @@ def weighed_episodes(recipe: Recipe, found: Episodes) -> int:
 
 
 def expected_branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """Return the expected further play after rollouts with this number of turns."""
+    """Return the forecast of branches, if an explored episode has `turns` turns on average."""
     return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 
 def assumed_pairs(recipe: Recipe, found: Episodes) -> int:
-    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
+    """Return the assumed number of pairs: a share of the explored episodes, or of the branching points."""
     groups = found.explore
     if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
         groups = expected_branches(recipe, found, found.policy_turns(True)).points
@@ -81,5 +87,5 @@ def assumed_pairs(recipe: Recipe, found: Episodes) -> int:
 
 
 def corrected_episodes(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that an expert is assumed to take over; 0 where none does."""
+    """Return the assumed number of episodes that an expert corrects; 0 if the recipe has no corrections."""
     return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0

@@ -1,1 +1,1 @@
-"""The policy as tensors: load a model, turn trajectories into tokens, compute log-probabilities."""
+"""Models: loading, conversion of trajectories to packed batches, log-probabilities and value heads."""

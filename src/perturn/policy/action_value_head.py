@@ -1,4 +1,4 @@
-"""Values of actions: the expected score of an episode once the policy has written an action."""
+"""Values and rewards of single actions, for example to choose among candidates at test time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from perturn.types import Action, Prompt, Trajectory, failed, score, unfinished
 
 
 class ActionValues:
-    """Predicts the score of an episode at the end of an action, by a ridge head that has learned from other episodes.
+    """Predicts the score of an episode after an action, by a ridge regression on the policy's hidden states.
 
         Q(h, a) = w x + b,   x the last hidden state at the last token of a
 
-    Each turn of the episodes that it learns from is a row, with the score of its episode. It is applied to other tasks
-    than it was trained on, so whole tasks are left out to choose its penalty and to measure how much it explains.
+    Each turn of the training episodes is a row, whose target is the score of its episode. The regression is used on
+    tasks that it was not trained on. So folds are whole tasks, both to choose the penalty and to measure the explained
+    variance.
 
     Source: Perturn; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.
@@ -32,16 +33,16 @@ class ActionValues:
     def __init__(
         self, model: object, renderer: Renderer, episodes: Sequence[Trajectory], token_budget: int
     ) -> None:
-        """Learn.
+        """Fit the regression.
 
         Args:
-            model: A causal language model on the device to compute on, prepared for packed sequences.
-            renderer: Conversation -> tokens, for the model.
-            episodes: To learn from; those that FAILED, are not over or have no turns are left out.
-            token_budget: Tokens of one pass.
+            model: A causal language model on the device of the computation, prepared for packed sequences.
+            renderer: Converts conversations to the model's tokens.
+            episodes: Training episodes. Failed episodes, unfinished episodes and episodes without turns are ignored.
+            token_budget: Largest number of tokens in one forward pass.
 
         Raises:
-            RunError: If none is left.
+            RunError: If no usable episode is left.
         """
         self._model, self._renderer, self._budget = model, renderer, token_budget
         kept = [one for one in episodes if one.turns and not failed(one) and not unfinished(one)]
@@ -59,17 +60,20 @@ class ActionValues:
         folds = _folds(kept)
         self._head = fit_values(features, targets, folds)
         self.episodes = len(kept)
-        """Episodes that it has learned from."""
+        """Number of training episodes used."""
         self.tokens = sum(len(one.ids) for one in encoded)
-        """Tokens of these."""
+        """Number of tokens of these episodes."""
         found, played = (
             [[[float(own[-1])]] for own in each] for each in (cross_fit(features, targets, folds), targets)
         )
         self.explained = explained_variance(found, played)
-        """Share of the variance of scores that heads of other tasks explain at the end; None: there is none."""
+        """Share of the scores' variance that the values at the last turn explain; None if all scores are equal.
+
+        The values come from cross-fitted regressions, which were not trained on the episode's task.
+        """
 
     def of_episodes(self, episodes: Sequence[Trajectory]) -> list[float]:
-        """Return the expected score at the end of each one's last action, in units of reward; -inf without turns."""
+        """Return the expected score after the last action of each episode, in units of reward; -inf without turns."""
         played = {i: one for i, one in enumerate(episodes) if one.turns}
         values = [-inf] * len(episodes)
         for i, own in zip(played, self._features(self._encoded(list(played.values()))), strict=True):
@@ -79,7 +83,7 @@ class ActionValues:
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Return Q of each action after a prompt, in units of reward; -inf for an action without token ids.
 
-        The prompt is computed once for all of them.
+        The actions share one computation of the prompt.
         """
         ids = tuple(self._renderer.prompt_ids(prompt))
         known = {i: one.token_ids for i, one in enumerate(actions) if one.token_ids}
@@ -98,33 +102,34 @@ class ActionValues:
 
 
 def _folds(episodes: Sequence[Trajectory]) -> list[int]:
-    """Return folds of whole tasks; of one task alone, of episodes."""
+    """Return the fold of each episode; folds are whole tasks, or single episodes if all are of one task."""
     tasks = [one.task.id for one in episodes]
     return folds_by(tasks if len(set(tasks)) > 1 else range(len(tasks)))
 
 
 class ImplicitReward:
-    """Rewards actions by the log-ratio of the sampling policy over the policy that it was trained from.
+    """Rewards actions by the log-ratio of the sampling policy pi over the policy pi_0 from which its training started.
 
         r(a) = sum_j log pi(a_j | prompt, a_<j) - log pi_0(a_j | prompt, a_<j)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and the term of the prompt alone,
-    which do not change the order. Differs: log pi is as the engine sampled, log pi_0 as training computes it.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn. The factor beta and the term that depends only
+    on the prompt are left out, since they do not change the order of actions.
+    Differs: log pi comes from the engine at sampling; log pi_0 is computed as in training.
     """
 
     def __init__(self, start: Any, renderer: Renderer) -> None:
-        """Keep pi_0.
+        """Set the policy pi_0.
 
         Args:
-            start: A transformers model on the device to compute on, prepared for packed sequences.
-            renderer: Conversation -> tokens, for the model.
+            start: The model of pi_0, on the device of the computation, prepared for packed sequences.
+            renderer: Converts conversations to the model's tokens.
         """
         self._model, self._renderer = start, renderer
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Return rewards in nats, one per action; -inf for an action without token ids or log-probabilities.
 
-        The prompt is computed once for all of them.
+        The actions share one computation of the prompt.
         """
         ids = tuple(self._renderer.prompt_ids(prompt))
         known = {i: one for i, one in enumerate(actions) if one.token_ids and one.logprobs}
@@ -139,10 +144,10 @@ class ImplicitReward:
 
 
 def episode_logprobs(policy: Any, episodes: Sequence[Trajectory]) -> list[float]:
-    """Return the log-probability of all that was written in each episode, in nats; 0 for one without turns.
+    """Return the sum of the log-probabilities of all actions' tokens for each episode, in nats; 0 without turns.
 
     Args:
-        policy: An open policy: its `model`, `renderer` and `token_budget`; see `perturn.select.protocol.OpenPolicy`.
+        policy: An open policy with `model`, `renderer` and `token_budget`; see `perturn.select.protocol.OpenPolicy`.
         episodes: Episodes, in any order.
     """
     rows = [policy.renderer.encode(one, every_turn=True) for one in episodes if one.turns]
@@ -152,6 +157,6 @@ def episode_logprobs(policy: Any, episodes: Sequence[Trajectory]) -> list[float]
 
 
 def after_prompt(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:
-    """Return an action after a prompt, with loss on its tokens."""
+    """Return token ids of a prompt and an action as one sequence, with loss on the action's tokens."""
     turn = (NO_TURN,) * len(prompt) + (0,) * len(action)
     return Encoded(prompt + action, turn, ("user",) * len(prompt) + ("assistant",) * len(action))

@@ -1,4 +1,4 @@
-"""Adapters in a folder of their own: write them, load them upon their model, or merge them into it."""
+"""Adapters in separate folders: save them, load them onto their base model, or merge them into it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def load_adapters(
     dtype: torch.dtype = torch.float32,
     say: Callable[[str], None] = _logger.info,
 ) -> Any:
-    """Load a model with the adapters of a folder upon it, in evaluation mode, on the CPU.
+    """Load a base model and add the adapters of a folder, in evaluation mode, on the CPU.
 
     Args:
-        name: Folder of the adapters, which names their model.
-        trainable: Whether to train the adapters, and they alone.
-        dtype: Of the weights.
-        say: Called with a message before slow work starts.
+        name: Folder of the adapters; its config names the base model.
+        trainable: Whether the adapters can be trained; the base model is always frozen.
+        dtype: Data type of the weights.
+        say: Function that is called with a message before slow work starts.
 
     Returns:
         A `peft.PeftModel`.
@@ -48,27 +48,26 @@ def load_adapters(
         from peft import PeftModel
 
         with warnings.catch_warnings():
-            # peft asks transformers by an old name
+            # peft uses a deprecated name of transformers
             warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
             model = PeftModel.from_pretrained(base, str(found.folder), is_trainable=trainable)
-    except Exception as error:  # damaged files make errors of many types
+    except Exception as error:  # damaged files raise errors of many types
         reason = " ".join(str(error).split())
         raise ModelError(
             f"the adapters in {name!r} cannot be loaded upon {found.base!r}: {type(error).__name__}: {reason:.500}"
         ) from error
-    model.peft_config[
-        "default"
-    ].base_model_name_or_path = found.base  # peft looks for its config when it saves
+    model.peft_config["default"].base_model_name_or_path = found.base  # peft reads its config when saving
     return model.eval()
 
 
 def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
-    """Load a model by its name to train it.
+    """Load a model for training.
 
     Args:
-        name: As `load_model` takes it. The adapters of a folder are trained, unless new ones are added.
-        new_adapters: Whether adapters are added to the model.
-        dropout: Whether it keeps its dropout.
+        name: Name of the model, as for `load_model`. If it is a folder of adapters, these are trained further, unless
+            `new_adapters` is set.
+        new_adapters: Whether the caller adds new adapters; those in the folder are then merged into the base model.
+        dropout: Whether the model keeps its dropout.
     """
     further = adapters_in(name) is not None and not new_adapters
     model = load_adapters(name, trainable=True) if further else load_model(name)
@@ -78,7 +77,7 @@ def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
 
 
 def merge(name: str, target: Path) -> None:
-    """Write the model with the adapters of a folder merged into its weights, in float32, and the tokenizer.
+    """Merge the adapters of a folder into their base model; write the model in float32, and its tokenizer.
 
     Args:
         name: Folder of the adapters.
@@ -89,17 +88,17 @@ def merge(name: str, target: Path) -> None:
 
 
 def save_adapters(model: Any, target: Path, start: str, further: bool = False) -> None:
-    """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
+    """Save adapters without their base model. If they extend earlier adapters of the same run, save the sum.
 
-    Adding two adapters gives an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both, one
-    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and the
-    adapters are the sum of all trainings since.
+    The sum of two adapters is an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both,
+    concatenated, with the scales in the second matrix. So the base model of a saved folder is always a whole model, and
+    the adapters are the sum of all training since this model.
 
     Args:
         model: A `peft.PeftModel`.
-        target: Folder to write them into; its final name is next to the other policies of the run.
-        start: Name or folder of the policy that the training began with.
-        further: Whether the adapters of that policy were trained, and not new ones added to it.
+        target: Folder to write; its parent is the folder of the run's policies.
+        start: Name or folder of the policy from which training started.
+        further: Whether training continued the adapters of `start`, instead of adding new adapters to it.
     """
     from peft import get_peft_model_state_dict
 
@@ -115,10 +114,10 @@ def save_adapters(model: Any, target: Path, start: str, further: bool = False) -
             found = _beside(weights, earlier.scale, found, config.lora_alpha / config.r)
             config.r = config.lora_alpha = config.r + earlier.rank
     if isinstance(config.target_modules, set):
-        config.target_modules = sorted(config.target_modules)  # a set has another order in each process
+        config.target_modules = sorted(config.target_modules)  # the order of a set differs between processes
     config.inference_mode = True
     config.save_pretrained(target)
-    model.config.save_pretrained(target)  # without it, peft looks for the config of the model at the Hub
+    model.config.save_pretrained(target)  # otherwise peft looks for the model's config on the Hub
     save_file(
         {name: each.contiguous().cpu() for name, each in found.items()}, target / WEIGHTS, {"format": "pt"}
     )
@@ -127,7 +126,14 @@ def save_adapters(model: Any, target: Path, start: str, further: bool = False) -
 def _beside(
     first: Mapping[str, Tensor], scale: float, second: Mapping[str, Tensor], other: float
 ) -> dict[str, Tensor]:
-    """Two adapters for the same layers as one with scale 1."""
+    """Return the sum of two adapters of the same layers, as one adapter with scale 1.
+
+    Args:
+        first: Tensors of the first adapter by name.
+        scale: Scale of the first adapter.
+        second: Tensors of the second adapter by name.
+        other: Scale of the second adapter.
+    """
     joined = {}
     for name, each in second.items():
         if ".lora_A." in name or name.endswith("_embedding_A"):
@@ -138,12 +144,12 @@ def _beside(
 
 
 def _absolute(name: str) -> str:
-    """Return a local folder as an absolute path; another name is not changed."""
+    """Return the absolute path of a local folder; return any other name unchanged."""
     return os.path.abspath(os.path.expanduser(name)) if is_local(name) else name
 
 
 def lora_config(settings: Lora) -> Any:
-    """Turn a stage's adapters into peft's settings."""
+    """Return the adapter settings of a stage as a `peft.LoraConfig`."""
     from peft import LoraConfig
 
     return LoraConfig(

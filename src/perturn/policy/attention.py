@@ -1,11 +1,11 @@
-"""Attention over a forest of sequences: each token sees itself and the tokens before it on its own path to the root.
+"""Attention over a forest of sequences: a token attends to itself and to the tokens before it on its path to the root.
 
-On the CPU a segment costs two calls of torch's flash attention: its own tokens, causally, and everything that
-descends from it. No mask exists, and nothing is computed to be masked away. On a GPU the same forest becomes one
+On the CPU, each segment needs two calls of torch's flash attention: a causal call for its own tokens, and a call for
+the queries of all its descendants. There is no mask, and nothing is computed in vain. On a GPU, the forest becomes a
 block mask of FlexAttention.
 
-Activation checkpointing keeps the output of attention, whose cost grows with the length of a sequence while its size
-does not. The backward pass computes everything else of a layer again.
+With activation checkpointing, the outputs of attention are stored, since attention costs the most per byte of output.
+The backward pass computes the rest of a layer again.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ FLEX = "FlexAttention"
 MASK = "scaled dot products under a mask"
 
 _BLOCK = 128
-"""Tokens of a block of FlexAttention's mask."""
+"""Number of tokens in a block of FlexAttention's mask."""
 _LEAST_FEATURES = 16
-"""Features of a head below which FlexAttention's kernels are not made."""
+"""Smallest number of features per head that FlexAttention's kernels support."""
 
 Piece = tuple[slice, slice, bool]
-"""Query rows, key rows, and whether the rows are the same tokens, each of which sees those before it."""
+"""An attention call: query rows, key rows, and whether attention is causal (queries and keys are the same tokens)."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def kernel(device: torch.device) -> str:
-    """Return how packed sequences attend on a device, with the installed packages."""
+    """Return the attention implementation for packed sequences on a device, with the installed packages."""
     if device.type == "cpu":
         return PIECES
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
 def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
-    """Return the attention mask of a packed batch; every layer hands it to `forest_attention`.
+    """Return the attention mask of a packed batch; every layer passes it to `forest_attention`.
 
     Args:
-        segments: From `lay_out`, on the device to compute on [segments, 3].
-        ahead: Tokens of the beginning that the batch continues; all see all of it.
+        segments: Segments from `lay_out`, on the device of the computation [segments, 3].
+        ahead: Length of the common prefix that the batch continues, in tokens; all tokens attend to all of it.
 
     Returns:
         For `PIECES` the segments themselves [1, 1, segments, 3]; for `FLEX` a block mask; for `MASK` True where a
-        token sees another [1, 1, tokens, ahead + tokens].
+        query attends to a key [1, 1, tokens, ahead + tokens].
     """
     how = kernel(segments.device)
     if how is PIECES:
@@ -77,13 +77,13 @@ def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
 
 
 def block_mask(segments: Tensor, ahead: int = 0) -> BlockMask:
-    """Make the mask of FlexAttention from the segments, in O(n + b^2) time for n tokens in b blocks of 128.
+    """Make FlexAttention's block mask from the segments, in O(n + b^2) time for n tokens in b blocks of 128.
 
-    torch's `create_block_mask` asks of each pair of tokens whether one sees the other, which is O(n^2).
+    torch's `create_block_mask` evaluates every pair of tokens, which takes O(n^2).
 
     Args:
-        segments: From `lay_out` [segments, 3].
-        ahead: Tokens of the beginning that the batch continues; all see all of it.
+        segments: Segments from `lay_out` [segments, 3].
+        ahead: Length of the common prefix that the batch continues, in tokens.
     """
     tokens, reach = int(segments[-1, 1]), _reach(segments, ahead)
     padded = F.pad(reach, (0, -len(reach) % _BLOCK)).view(-1, _BLOCK)
@@ -102,22 +102,22 @@ def block_mask(segments: Tensor, ahead: int = 0) -> BlockMask:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks, how many are set, and the indices of all, those that are set first."""
+    """Return, for each row of blocks, the number of set blocks, and the indices of all blocks, set blocks first."""
     indices = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None], indices.int()[None, None]
 
 
 def _reach(segments: Tensor, ahead: int) -> Tensor:
-    """For each key, the first later token that does not see it, counted as keys are [ahead + tokens].
+    """Return, for each key, the index of the first later token that does not attend to it [ahead + tokens].
 
-    Tokens from that one on belong to other segments' descendants. All tokens see the beginning that is ahead.
+    Indices count from the start of the common prefix, to which all tokens attend.
     """
     reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
     return torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
 
 
 def _sees(segments: Tensor, ahead: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return whether a query sees a key, as FlexAttention asks; keys count from the beginning before the queries."""
+    """Return FlexAttention's `mask_mod`: whether a query attends to a key. Keys count from the prefix's start."""
     reach = _reach(segments, ahead)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -136,20 +136,20 @@ def forest_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention as transformers calls it; a mask that is not from `forest_mask` gets the usual one.
+    """Compute attention with the signature that transformers expects of an attention function.
 
     Args:
         module: The attention layer.
-        query: [1, heads, tokens, features].
-        key: [1, key heads, tokens, features].
-        value: [1, key heads, tokens, features].
-        attention_mask: From `forest_mask`.
-        scaling: Of the dot products; None: one over the root of `features`.
-        dropout: Of the attention weights; must be 0 for a forest.
-        others: What else the layer asks for.
+        query: Queries [1, heads, tokens, features].
+        key: Keys [1, key heads, tokens, features].
+        value: Values [1, key heads, tokens, features].
+        attention_mask: Result of `forest_mask`; any other mask leads to transformers' `sdpa` attention.
+        scaling: Factor of the dot products; None: 1 / sqrt(features).
+        dropout: Dropout of the attention weights; must be 0 for packed sequences.
+        others: Other arguments of the layer.
 
     Returns:
-        Output [1, tokens, heads, features], and None.
+        Outputs [1, tokens, heads, features], and None for the attention weights.
     """
     packed = attention_mask is not None and (
         isinstance(attention_mask, BlockMask) or attention_mask.dtype == torch.long
@@ -163,7 +163,7 @@ def forest_attention(
         )
     if isinstance(attention_mask, BlockMask):
         features = value.shape[-1]
-        if features < _LEAST_FEATURES:  # zeros add nothing to a dot product
+        if features < _LEAST_FEATURES:  # zeros do not change a dot product
             scaling = features**-0.5 if scaling is None else scaling
             query, key, value = (F.pad(each, (0, _LEAST_FEATURES - features)) for each in (query, key, value))
         output, _ = flex_attention_forward(
@@ -174,7 +174,7 @@ def forest_attention(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    # The kernel takes the features to be contiguous, and does not look.
+    # The kernel assumes contiguous features without checking.
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     segments, wanted = attention_mask[0, 0].tolist(), getattr(module, "perturn_wanted", None)
     tokens = query.shape[2]
@@ -189,7 +189,7 @@ def forest_attention(
 
 
 def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
-    """Reject models that would be computed wrongly."""
+    """Raise a `ModelError` if the layer asks for a kind of attention that packed sequences do not support."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if dropout:
         asked.append("attention dropout")
@@ -201,10 +201,10 @@ def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> 
 
 
 class _ForestAttention(torch.autograd.Function):
-    """Flash attention on pieces, joined by their log-sum-exps.
+    """Flash attention in several calls, whose outputs are merged by their log-sum-exps.
 
-    Attention over the union of two sets of keys is the mean of the two outputs, weighed by the softmax of the two
-    log-sum-exps. The backward pass of a piece needs only the joined output and the joined log-sum-exp.
+    Attention over the union of two sets of keys is the mean of the two outputs, weighted by the softmax of the two
+    log-sum-exps. The backward pass of a call needs only the merged output and the merged log-sum-exp.
     """
 
     @staticmethod
@@ -228,7 +228,7 @@ class _ForestAttention(torch.autograd.Function):
         q, k, v = _grouped(query, key, value)
         joined = output.permute(1, 2, 0, 3)
         grad = grad_output.view(output.shape).permute(1, 2, 0, 3)
-        # Where all tokens ask, each is in one causal piece, which comes first and is written; the others are added.
+        # If all tokens are queries, each is in one causal call: it comes first and is assigned; the others are added.
         all_ask = q.shape[2] == k.shape[2]
         make = torch.empty if all_ask else torch.zeros
         grads = [make(each.shape, dtype=each.dtype) for each in (q, k, v)]
@@ -255,12 +255,12 @@ class _ForestAttention(torch.autograd.Function):
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return all pieces: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
+    """Run all calls: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
     key_heads, group, tokens, features = q.shape
     output = q.new_empty(tokens, key_heads, group, features)
     joined = output.permute(1, 2, 0, 3)
     lse = q.new_empty(key_heads, group, tokens, dtype=torch.promote_types(q.dtype, torch.float32))
-    written = 0  # what precedes this position holds something already
+    written = 0  # rows before this index already hold results
     for rows, keys, causal in pieces:
         piece = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], 0.0, causal, scale=scale)
         if rows.start < written:
@@ -272,13 +272,13 @@ def _attend(
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the heads that share a key as a group, each tensor a view [key heads, group, tokens, features]."""
+    """Return views [key heads, group, tokens, features], where a group is the heads that share a key head."""
     q = query[0].unflatten(0, (key.shape[1], -1))
     return q, *(each[0, :, None].expand(-1, q.shape[1], -1, -1) for each in (key, value))
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """Return attention calls that segments need: start, end, and the end of the descendants of each."""
+    """Return the attention calls of segments, each of which is [start, end, end of its descendants]."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
@@ -288,7 +288,7 @@ def _pieces(segments: list[list[int]]) -> list[Piece]:
 
 
 def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
-    """Return the same, where only some tokens ask, at these positions in order; query rows count them."""
+    """Return the attention calls if only the tokens at the sorted indices `wanted` are queries, in this order."""
     pieces: list[Piece] = []
     for start, end, reach in segments:
         first, last, far = (bisect_left(wanted, bound) for bound in (start, end, reach))
@@ -303,7 +303,7 @@ def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
 
 
 def _behind(pieces: list[Piece], ahead: int, rows: int) -> list[Piece]:
-    """Return the same, where keys of a beginning are ahead of all others and every row sees them."""
+    """Return the attention calls if `ahead` keys of a common prefix precede all others; all `rows` attend to it."""
     if not ahead:
         return pieces
     moved = [(own, slice(keys.start + ahead, keys.stop + ahead), causal) for own, keys, causal in pieces]
@@ -311,29 +311,29 @@ def _behind(pieces: list[Piece], ahead: int, rows: int) -> list[Piece]:
 
 
 def _runs(positions: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """Return parts of `positions[first:last]` that have no gaps, as bounds."""
+    """Return the bounds of the runs of consecutive numbers in `positions[first:last]`."""
     cuts = [index for index in range(first + 1, last) if positions[index] != positions[index - 1] + 1]
     return list(pairwise([first, *cuts, last])) if last > first else []
 
 
 def _join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Add a piece's output [key heads, group, rows, features] to the result of the rows, in place."""
+    """Merge the output of another call [key heads, group, rows, features] into the rows' output, in place."""
     total = torch.logaddexp(lse, other_lse)
     output.mul_((lse - total).exp_().unsqueeze(-1)).add_(other * (other_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
 
 
 _Kept = tuple[Tensor, Tensor]
-"""Output and log-sum-exps of one attention."""
+"""Output and log-sum-exps of one layer's attention."""
 
 _open: list[_Computing] = []
-"""Checkpointed layers that are being computed, the innermost last."""
+"""Stack of the checkpointed layers that are being computed, the innermost last."""
 
 
 class _Computing:
-    """Mark that a checkpointed layer is computed, in the forward pass or again in the backward pass.
+    """Context in which a checkpointed layer is computed, in the forward pass or again in the backward pass.
 
-    May be entered several times.
+    It may be entered several times.
     """
 
     def __init__(self, kept: list[_Kept], again: bool) -> None:
@@ -347,19 +347,19 @@ class _Computing:
 
 
 def _take() -> _Kept | None:
-    """Return the output of this attention when its layer was computed before; None where it has to be computed."""
+    """Return the stored attention output if the layer is being recomputed; None if there is no stored output."""
     layer = _open[-1] if _open else None
     return layer.kept.pop(0) if layer and layer.again and layer.kept else None
 
 
 def _keep(output: Tensor, lse: Tensor) -> None:
-    """Keep the output of this attention, if its layer will be computed again."""
+    """Store the output of this attention if its layer will be computed again."""
     if _open and not _open[-1].again:
         _open[-1].kept.append((output, lse))
 
 
 def keep_attention(model: Any) -> Callable[[], None]:
-    """Make the checkpointing that is switched on from now on keep attention's outputs. Returns what undoes it."""
+    """Make activation checkpointing, if it is enabled later, store attention outputs; return an undo function."""
     name = _method(model)
     model.perturn_plain_checkpointing = getattr(model, name)
     setattr(model, name, MethodType(_enable, model))
@@ -372,22 +372,22 @@ def keep_attention(model: Any) -> Callable[[], None]:
 
 
 def _method(model: Any) -> str:
-    """Name of the model's method that sets checkpointing up; it is older in transformers before 5, such as vLLM's."""
+    """Return the name of the model's method that enables checkpointing; transformers before 5 has an older name."""
     new = "activation_checkpointing_enable"
     return new if hasattr(model, new) else "gradient_checkpointing_enable"
 
 
 def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -> None:
-    """Call the model's own method with our contexts; its settings come as `..._kwargs` or first."""
+    """Call the model's own method with our contexts; its settings are the first argument or `..._kwargs`."""
     given = others.pop(_method(model).replace("enable", "kwargs"), settings)
     how = {"use_reentrant": False} | (given or {})
-    if not how["use_reentrant"]:  # the other kind knows no contexts
+    if not how["use_reentrant"]:  # reentrant checkpointing supports no contexts
         how.setdefault("context_fn", _contexts)
     model.perturn_plain_checkpointing(how, **others)
 
 
 def _contexts() -> tuple[_Computing, _Computing]:
-    """Return the function for one layer of one pass, for the first computation and the recomputation."""
+    """Return the contexts of one layer in one pass: for the forward computation and the recomputation."""
     kept: list[_Kept] = []
     return _Computing(kept, again=False), _Computing(kept, again=True)
 

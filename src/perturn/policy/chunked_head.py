@@ -1,8 +1,8 @@
-"""The output layer in chunks of rows, for a loss that reads further numbers of each token.
+"""The output layer in chunks of rows, for losses that read more than the log-probability of each token.
 
-Such a number depends on all logits of a row, so that logits are made for some rows at a time. The backward pass makes
-them again, except the logits of the first chunks, and autograd differentiates what the loss reads. The memory is
-bounded by one chunk and `KEPT_BYTES`.
+Additional inputs of a loss, such as an entropy, depend on all logits of a row. So the logits are computed for some rows
+at a time. The backward pass computes them again, except the logits of the first chunks. Autograd differentiates the
+additional inputs. Memory is bounded by one chunk plus `KEPT_BYTES`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from perturn.losses.token_inputs import Chunk, PolicyInput
 from perturn.policy.head import KEPT_BYTES, TILE_BYTES, Head, as_autocast, logits_of, to_products
 
 _ENTROPY = TokenEntropy()
-"""Computed in addition to the inputs of a loss, since it is logged."""
+"""Entropy of each token's distribution; always computed, since it is logged."""
 
 
 def token_inputs(
     hidden: Tensor, target: Tensor, head: Head, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the result of `token_logprobs`, and the further inputs of the loss.
+    """Return the result of `token_logprobs`, and the additional inputs of the loss.
 
     Args:
         hidden: Last hidden states [rows, features].
         target: Token ids [rows].
         head: The output layer.
-        inputs: What the loss reads, by name.
+        inputs: Functions that compute the loss's additional inputs, by name.
 
     Returns:
         Log-probabilities in nats, float32 [rows]; entropies in nats, float32, without gradient [rows]; the inputs by
         name, each [rows].
 
     Raises:
-        ConfigError: If an input is not one number per row.
+        ConfigError: If a function does not return one number per row.
     """
     hidden, weight, bias = as_autocast(hidden, head)
-    functions = tuple(dict.fromkeys((_ENTROPY, *inputs.values())))  # an entropy that is read is computed once
+    functions = tuple(dict.fromkeys((_ENTROPY, *inputs.values())))  # computes the entropy once
     logprobs, *values = _TokenInputs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, target, head.scale, head.softcap, functions, torch.is_grad_enabled()
     )
@@ -52,10 +52,10 @@ def token_inputs(
 
 
 class _TokenInputs(torch.autograd.Function):
-    """Log-probabilities and inputs of a loss, some rows after the other.
+    """Log-probabilities and additional inputs of a loss, computed chunk by chunk.
 
-    Autograd differentiates one chunk of rows at a time, from the logits on; the output layer is differentiated here, so
-    that the gradient of its weight is one tensor.
+    In each chunk, autograd computes the gradient of the logits. The gradient of the output layer is computed by hand,
+    so that all chunks add to one gradient tensor of the weight.
     """
 
     @staticmethod
@@ -114,19 +114,23 @@ class _TokenInputs(torch.autograd.Function):
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Yield rows that are computed together; at least one chunk, which may be empty."""
+    """Yield the rows of each chunk; at least one chunk, which may be empty."""
     size = max(1, TILE_BYTES // (4 * len(weight)))
     for start in range(0, max(1, len(hidden)), size):
         yield slice(start, start + size)
 
 
 def _exact(products: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Return logits, float32 at least."""
+    """Return the logits in float32 or higher precision."""
     return logits_of(products, scale, softcap).to(torch.promote_types(products.dtype, torch.float32))
 
 
 def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
-    """Return log-probabilities of a chunk's tokens, and its inputs, each [rows], in the logits' precision."""
+    """Return the log-probabilities of a chunk's target tokens, and the additional inputs, each [rows].
+
+    Raises:
+        ConfigError: If an input is not one floating-point number per row.
+    """
     with torch.autocast(chunk.logits.device.type, enabled=False):
         found = [chunk.logprobs.gather(-1, chunk.target[:, None]).squeeze(-1)]
         for each in inputs:
@@ -142,7 +146,15 @@ def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
 def _slopes(
     chunk: Chunk, inputs: tuple[PolicyInput, ...], grads: list[Tensor | None]
 ) -> tuple[Tensor, Tensor | float]:
-    """Return the gradient of a chunk's logits, and of its hidden states where an input reads them itself."""
+    """Return the gradient with respect to a chunk's logits, and its direct gradient with respect to hidden states.
+
+    The second gradient is 0 unless an input reads the hidden states without going through the logits.
+
+    Args:
+        chunk: A chunk of rows.
+        inputs: Functions that compute the additional inputs.
+        grads: Incoming gradients of log-probabilities and inputs, each [rows]; None: no gradient.
+    """
     pairs = zip(_values(chunk, inputs), grads, strict=True)
     moved = [(value, grad) for value, grad in pairs if grad is not None and value.requires_grad]
     if not moved:

@@ -1,4 +1,4 @@
-"""Rows of training data as tokens: a trajectory or a pair, and the turns of its sides that carry loss."""
+"""Rows of training data as tokens: a trajectory or a preference pair, and the turns that carry loss."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ LOSS_ON = ("actions", "all")
 
 @dataclass(frozen=True)
 class Example:
-    """One row of training data; `rejected` is None where a loss reads one side only."""
+    """One row of training data; `rejected` is None if the row is a single trajectory."""
 
     chosen: Encoded
     rejected: Encoded | None = None
     reference: tuple[Tensor, ...] = ()
-    """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
+    """For each side, reference log-probabilities, in nats [loss tokens]; empty if nothing reads them."""
     behavior: tuple[Tensor, ...] = ()
-    """Log-probabilities that tokens were sampled with, in nats; empty where nothing reads them."""
+    """For each side, log-probabilities at sampling, in nats [loss tokens]; empty if nothing reads them."""
     proximal: tuple[Tensor, ...] = ()
-    """Log-probabilities under the policy as training starts, in nats; empty where nothing reads them."""
+    """For each side, log-probabilities under the policy before training, in nats [loss tokens]; empty if nothing reads
+    them."""
     inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Log-probabilities under further frozen policies that a loss reads, by the name of the input, in nats."""
+    """For each side, log-probabilities under other frozen policies, in nats [loss tokens], by the input's name."""
     trajectories: tuple[Trajectory, ...] = ()
-    """Each side as it was played, with its turns that carry loss."""
+    """For each side, the trajectory with only its turns that carry loss."""
     whole: tuple[Trajectory, ...] = ()
-    """Each side as it was played, with all of its turns."""
+    """For each side, the trajectory with all of its turns."""
     weight: tuple[Tensor, ...] = ()
-    """Weight of each side's turns that carry loss, as the credit wrote it, without unit [turns]."""
+    """For each side, the credit's weight of the turns that carry loss, without unit [turns]."""
     clip: tuple[Tensor, ...] = ()
-    """Factor on the clip range of each side's turns that carry loss, without unit [turns]; empty: 1."""
+    """For each side, the factor on the clip range of the turns that carry loss, without unit [turns]; empty: 1."""
     mismatched: Encoded | None = None
+    """This row's prompt followed by the actions of another row; None if the loss does not read it."""
     mismatched_logprobs: Mapping[str, Tensor] = field(default_factory=dict)
-    """The actions of another row after this one's prompt, None where no loss reads them; and their log-probabilities,
-    in nats, by the name of the frozen policy, such as `reference`."""
+    """Log-probabilities of `mismatched`, in nats [loss tokens], by the frozen policy's name, such as `reference`."""
     statistic: float | list[float] | None = None
-    """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
+    """Statistic over all pairs of an optimizer step; None if the loss reads no statistic."""
     has_spread: bool = True
     """Whether the weights of the trajectory's group differ from 0; see `WeightedTrajectory`."""
 
     @property
     def sides(self) -> tuple[Encoded, ...]:
-        """The sides there are."""
+        """Chosen side, and the rejected side if the row is a pair."""
         return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
 
 
@@ -66,20 +67,19 @@ def encode_example(
     loss_on: str = "actions",
     own_turns: bool = False,
 ) -> Example:
-    """Turn row into tokens.
+    """Convert a row into tokens.
 
     Args:
-        row: A trajectory, which may have weights, or a pair of trajectories.
-        renderer: Conversation -> tokens.
-        max_length: Longest sequence in tokens; None for no limit.
-        shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
-        loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
-        own_turns: Whether a branched episode carries loss only on the turns after its branching point,
-            where the row itself does not say.
+        row: A trajectory, with or without weights, or a pair of trajectories.
+        renderer: Converts conversations to tokens.
+        max_length: Longest sequence in tokens; longer ones lose turns from the end. None: no limit.
+        shared_prefix: `keep`, or `mask` to remove the loss on the first turns that both sides of a pair share.
+        loss_on: `actions`, or `all` for loss on every token of a trajectory, observations included.
+        own_turns: Whether a branched episode carries loss only on the turns after its branching point. A row with
+            weights may override this.
 
     Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits, no turn of its own, or no turn
-            that carries loss.
+        DataError: If both sides of a pair have the same tokens, or a side has no turn left that carries loss.
     """
     said = None
     if isinstance(row, WeightedTrajectory):
@@ -100,14 +100,17 @@ def encode_example(
     shared = _shared_turns(chosen, rejected) if shared_prefix == "mask" else 0
     chosen = _without_silent(row.chosen, chosen, "chosen")
     rejected = _without_silent(row.rejected, rejected, "rejected")
-    shared = min(shared, chosen.loss_turns[-1], rejected.loss_turns[-1])  # each side keeps a turn
+    shared = min(shared, chosen.loss_turns[-1], rejected.loss_turns[-1])  # each side keeps at least one turn
     chosen, rejected = _without_turns(chosen, shared), _without_turns(rejected, shared)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
 
 
 def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
-    """Return a branched episode with loss on its own turns alone; the resumed episode has loss on the shared turns."""
+    """Return a branched episode with loss only on the turns after its branching point.
+
+    The episode from which it branched carries the loss on the shared turns.
+    """
     if side.turns <= branch.taken_over:
         raise DataError(
             f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns after the branching point, "
@@ -117,7 +120,7 @@ def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
 
 
 def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded:
-    """Return the side without loss on turns that are empty or not to be trained."""
+    """Return the side without loss on empty turns and on turns that are marked as not to be trained."""
     if silent := silent_turns(trajectory):
         side = replace(side, turn=tuple(NO_TURN if turn in silent else turn for turn in side.turn))
     if not side.turns:
@@ -132,7 +135,10 @@ def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded
 
 
 def _with_all(side: Encoded) -> Encoded:
-    """Return the side with loss on all tokens but the first of each sequence; read tokens belong to the turn after."""
+    """Return the side with loss on all tokens but the first of each sequence.
+
+    Tokens of an observation count as tokens of the turn after it.
+    """
     turn, following = [NO_TURN] * len(side.ids), NO_TURN
     for index in reversed(range(len(side.ids))):
         following = side.turn[index] if side.turn[index] != NO_TURN else following
@@ -143,13 +149,13 @@ def _with_all(side: Encoded) -> Encoded:
 
 
 def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
-    """Return the trajectory with its turns that carry loss, one after the other."""
+    """Return the trajectory with only its turns that carry loss."""
     kept = (trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
     return replace(trajectory, turns=tuple(replace(turn, follows=None, opening=None) for turn in kept))
 
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
-    """Return the number of whole turns, from the first, in which both sides are the same tokens."""
+    """Return the number of first turns that have the same tokens in both sides."""
     same = first_difference(*(list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)))
     return min(_turns_before(chosen, same), _turns_before(rejected, same))
 
@@ -161,17 +167,17 @@ def _turns_before(side: Encoded, position: int) -> int:
 
 
 def _without_turns(side: Encoded, turns: int) -> Encoded:
-    """Return the side with the loss of its first turns masked."""
+    """Return the side without loss on its first `turns` turns."""
     return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
 
 
 def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None) -> None:
-    """Log how many turns of a dataset are dropped, and how many are read otherwise than they might be meant.
+    """Log how many turns of a dataset are dropped, and how many actions contain control tokens as plain text.
 
     Args:
-        name: Of the dataset.
-        examples: Its rows.
-        max_length: Limit that turns were dropped for, in tokens.
+        name: Name of the dataset.
+        examples: Rows of the dataset.
+        max_length: Length limit in tokens for which turns were dropped.
     """
     dropped = [side.dropped_turns for side in sides(examples) if side.dropped_turns]
     if dropped:
@@ -195,12 +201,12 @@ def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequenc
     """Reject sequences longer than the model's context.
 
     Args:
-        examples: Rows.
-        limit: The context, in tokens; None for none.
-        names: Name of each row, for the error; empty: its index.
+        examples: The rows.
+        limit: Context length of the model in tokens; None: no limit.
+        names: Name of each row, for the error message; empty: rows are named by their index.
 
     Raises:
-        DataError: For the longest one.
+        DataError: If a sequence is too long; the message names the row with the longest sequence.
     """
     lengths = [max(side.longest for side in example.sides) for example in examples]
     longest = max(lengths, default=0)

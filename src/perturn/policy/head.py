@@ -1,13 +1,12 @@
-"""The last layer and the output layer at chosen tokens: log-probabilities without ever holding all logits.
+"""Log-probabilities from the last layer and the output layer, without storing all logits.
 
-In the last layer, only tokens that predict a loss token have to attend and to pass the feed-forward block,
-since nothing reads the other positions. So both are told which tokens are wanted and give zeros for the rest,
-whose keys and values still serve. An architecture whose last layer has other names computes all tokens, as
-before.
+In the last layer, only tokens that predict a loss token need queries and the feed-forward block, since nothing reads
+the outputs of the others. So both modules are told which tokens are wanted, and return zeros for the rest. Keys and
+values are computed for all tokens. If an architecture names these modules differently, all tokens are computed.
 
-Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
-sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those
-that follow are computed again, which adds a third to their share of a step.
+The logits are computed in tiles: a part of the vocabulary at a time, forward and backward. A tile fits into a CPU's
+caches, and the sum of a row's exponentials is updated from tile to tile. The first tiles, up to a bound, are stored for
+the backward pass. The other tiles are computed again, which adds a third to their time.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from torch.nn import functional as F
 from perturn.free_memory import return_waste
 
 CACHED_BYTES = 2**22
-"""Size of a tile of float32 logits on a CPU: the size of its caches."""
+"""Bytes of a tile of float32 logits on a CPU, so that a tile fits into the caches."""
 
 TILE_BYTES = 2**27
-"""Elsewhere: a size that keeps a device busy."""
+"""Bytes of a tile on other devices, large enough to keep the device busy."""
 
 LEAST_WORDS = 256
-"""Of a tile, however many rows there are: less than the hidden states of most models."""
+"""Smallest number of tokens of the vocabulary in a tile, for any number of rows."""
 
 KEPT_BYTES = 2**28
-"""The most that waits for the backward pass, in tiles."""
+"""Largest number of bytes of logits that are stored for the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,17 @@ class Head:
     """A model's output layer."""
 
     weight: Tensor
-    """[vocabulary, features]."""
+    """Weight matrix [vocabulary, features]."""
     bias: Tensor | None = None
-    """[vocabulary]."""
+    """Bias [vocabulary]; None: no bias."""
     scale: float = 1.0
-    """Factor of the logits."""
+    """Factor on the logits."""
     softcap: float | None = None
-    """c in c tanh(logits / c), after the factor; None for none."""
+    """c in c tanh(logits / c), applied after the factor; None: no cap."""
 
 
 def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of one token a row, and the entropy of the row.
+    """Return the log-probability of one token per row, and the entropy of each row's distribution.
 
     Args:
         hidden: Last hidden states [rows, features].
@@ -68,7 +67,7 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, 
 
 
 def as_autocast(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return hidden states, weight and bias in the precision that autocast sets."""
+    """Return hidden states, weight and bias in autocast's data type, or unchanged if autocast is off."""
     weight, bias, device = head.weight, head.bias, hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -78,10 +77,10 @@ def as_autocast(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | No
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(W h + b) at one token a row, a part of the vocabulary after the other.
+    """log softmax(W h + b) at one token per row, tile by tile over the vocabulary.
 
     With p the softmax, g the incoming gradient and t the target:  d/dlogits = g (onehot(t) - p). The entropy is
-    log sum exp(z) - sum p z, with z the logits; it costs a product and a sum where the tile is in cache.
+    log sum exp(z) - sum p z, with z the logits. It costs one product and one sum per tile in the cache.
     """
 
     @staticmethod
@@ -151,7 +150,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def to_products(slope: Tensor, logits: Tensor, scale: float, softcap: float | None) -> None:
-    """Turn the gradient of logits into the gradient of the products that they are made from, in place."""
+    """Convert the gradient of the logits, in place, into the gradient of the products before scale and softcap."""
     if softcap is not None:
         slope *= 1 - (logits / softcap).square()
     if scale != 1.0:
@@ -159,7 +158,7 @@ def to_products(slope: Tensor, logits: Tensor, scale: float, softcap: float | No
 
 
 def _words(hidden: Tensor) -> int:
-    """Return words of a tile."""
+    """Return the number of tokens of the vocabulary in a tile."""
     size = CACHED_BYTES if hidden.device.type == "cpu" else TILE_BYTES
     return max(LEAST_WORDS, size // (4 * max(1, len(hidden))))
 
@@ -169,24 +168,24 @@ def _tiles(vocabulary: int, words: int) -> list[slice]:
 
 
 def _like(buffer: Tensor, tile: Tensor) -> Tensor:
-    """Return a tile's worth of the buffer."""
+    """Return the first part of a flat buffer, in the shape of a tile."""
     return buffer[: tile.numel()].view_as(tile)
 
 
 def _column(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Return whether each row's target is in a tile, and where, or somewhere in it."""
+    """Return whether each row's target is in a tile, and its column there; any valid column if it is not."""
     column = target - tile.start
     within = column.clamp(0, tile.stop - tile.start - 1)
     return column == within, within
 
 
 def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
-    """Return products with a part of the output layer [rows, words]."""
+    """Return the products of hidden states with a tile of the output layer [rows, tokens of the tile]."""
     return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
 
 def logits_of(products: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Return the logits after the architecture's own change."""
+    """Return the logits: the products after scale and softcap."""
     if scale == 1.0 and softcap is None:
         return products
     logits = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)
@@ -196,7 +195,10 @@ def logits_of(products: Tensor, scale: float, softcap: float | None) -> Tensor:
 
 
 def spare_last_layer(model: Any) -> Callable[[], None]:
-    """Make the last layer ask for `want`; until it is called, all tokens are wanted. Returns what undoes it."""
+    """Make a model's last layer compute only the tokens set by `want`; return a function that undoes this.
+
+    Until `want` is called, the layer computes all tokens.
+    """
     want(model, None)
     block = getattr(_last_layer(model), "mlp", None)
     hooks: list[Any] = []
@@ -212,9 +214,11 @@ def spare_last_layer(model: Any) -> Callable[[], None]:
 
 
 def want(model: Any, tokens: Tensor | None) -> None:
-    """Say which tokens are wanted of the last layer, for the passes that follow and their backward passes.
+    """Set which tokens the last layer computes, in later forward passes and their backward passes.
 
-    They are positions, in order, each once [tokens]; None: all.
+    Args:
+        model: The transformers model.
+        tokens: Indices of the wanted tokens, in increasing order [tokens]; None: all tokens.
     """
     for name in ("self_attn", "mlp"):
         part = getattr(_last_layer(model), name, None)
@@ -228,7 +232,7 @@ def _last_layer(model: Any) -> Any:
 
 
 def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Pass only the wanted tokens on to the layer."""
+    """Forward pre-hook: pass only the wanted tokens to the block."""
     if block.perturn_wanted is None:
         return None
     block.perturn_tokens = inputs[0].shape[1]
@@ -236,7 +240,7 @@ def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _spread(block: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """Return the output at the wanted tokens, zeros elsewhere."""
+    """Forward hook: put the block's outputs at the wanted tokens, and zeros at all others."""
     if block.perturn_wanted is None:
         return None
     zeros = output.new_zeros(output.shape[0], block.perturn_tokens, output.shape[2])

@@ -1,4 +1,4 @@
-"""Packed batch in, log-probabilities of its loss tokens out: the one way every loss and every method asks a policy."""
+"""Log-probabilities of the loss tokens of packed batches; all losses and methods use this computation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from perturn.rotary import steady_length, too_long, usable_length
 _logger = logging.getLogger(__name__)
 
 Track = Callable[[Iterable[Any]], Iterable[Any]]
-"""Wraps an iterable to show progress."""
+"""Function that wraps an iterable to show progress, such as `tqdm`."""
 
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Largest difference in nats between packed and plain that rounding explains, by dtype of the weights."""
+"""Largest difference between packed and plain log-probabilities that rounding explains, in nats, by data type."""
 
 
 def action_logprobs(model: Any, batch: Batch) -> Tensor:
     """Return the log-probability of each token that carries loss, given the tokens before it in its sequence.
 
     Args:
-        model: A causal language model, wrapped or not; it is prepared if `prepare` was not called on it.
-        batch: From `lay_out`, on the model's device.
+        model: A causal language model of transformers, possibly wrapped, for example by peft. `prepare` is called if it
+            was not called before.
+        batch: Result of `lay_out`, on the model's device.
 
     Returns:
         Log-probabilities in nats, float32 [loss tokens], in the order of the batch.
@@ -49,7 +50,7 @@ def action_logprobs(model: Any, batch: Batch) -> Tensor:
 
 
 def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return `action_logprobs`, and the entropy of the distribution that each of those tokens is of.
+    """Return the result of `action_logprobs`, and the entropy of the policy's distribution at each loss token.
 
     Returns:
         Log-probabilities, in nats, float32 [loss tokens]; entropies, in nats, float32, without gradient [loss tokens].
@@ -63,15 +64,15 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def logprobs_and_inputs(
     model: Any, batch: Batch, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return `logprobs_and_entropy`, and the further inputs of a loss for each token, from the same pass.
+    """Return the result of `logprobs_and_entropy`, and additional inputs of a loss from the same forward pass.
 
     Args:
-        model: As `action_logprobs` has it.
-        batch: From `lay_out`, on the model's device.
-        inputs: What the loss reads, by name; nothing is computed for none.
+        model: As in `action_logprobs`.
+        batch: Result of `lay_out`, on the model's device.
+        inputs: Functions that compute the loss's additional inputs, by name; may be empty.
 
     Returns:
-        Log-probabilities; entropies; the inputs by name, each float32 at least [loss tokens].
+        Log-probabilities and entropies, in nats; the inputs by name. Each is float32 or more precise [loss tokens].
     """
     if not inputs:
         return *logprobs_and_entropy(model, batch), {}
@@ -86,11 +87,11 @@ def logprobs_and_inputs(
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
-    """Return the last hidden state where each token that carries loss is predicted; it has seen all tokens before.
+    """Return, for each loss token, the last hidden state at the token before it, which predicts the loss token.
 
     Args:
-        model: As `action_logprobs` has it.
-        batch: From `lay_out`, on the model's device.
+        model: As in `action_logprobs`.
+        batch: Result of `lay_out`, on the model's device.
 
     Returns:
         Hidden states, float32 [loss tokens, features], in the order of the batch.
@@ -105,12 +106,14 @@ def hidden_states(model: Any, batch: Batch) -> Tensor:
 def continuing(
     model: Any, ids: Tensor | None, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Iterator[None]:
-    """Let packed passes inside, forward and backward, continue tokens that are computed once for all of them.
+    """Compute a common prefix once, and let the packed passes inside this context continue it.
+
+    Leaving the context runs the backward pass through the prefix.
 
     Args:
-        model: As `action_logprobs` has it.
-        ids: Tokens that all the packs begin with [tokens]; the packs are laid out after them. None: none.
-        precision: Makes the context to compute them in, as for the passes inside.
+        model: As in `action_logprobs`.
+        ids: Common prefix of the packs, which are laid out without it [tokens]. None: no prefix.
+        precision: Function that returns a context manager for the precision, the same as for the passes inside.
     """
     if ids is None:
         yield
@@ -119,7 +122,7 @@ def continuing(
     inner, beginning = _causal_model(model), Beginning()
     position = torch.arange(len(ids), device=ids.device)
     with precision(), beginning.within():
-        # Of the last layer, keys and values alone.
+        # The last layer computes only keys and values: no tokens are wanted.
         _decode(
             inner, ids, position, torch.tensor([[0, len(ids), len(ids)]], device=ids.device), position[:0]
         )
@@ -137,14 +140,14 @@ def pack_by_pack(
     token_budget: int,
     track: Track = iter,
 ) -> list[Tensor]:
-    """Return a computed value of every sequence's loss tokens, computed pack by pack.
+    """Divide sequences into packs, compute values for the loss tokens of each pack, and return them per sequence.
 
     Args:
-        compute: From a model and a batch to a row a loss token.
-        model: A causal language model on the device to compute on.
+        compute: Function of a model and a batch that returns a tensor [loss tokens, ...].
+        model: A causal language model on the device of the computation.
         sequences: Trajectories as tokens.
-        token_budget: Tokens of one pass.
-        track: Wraps the work to show progress.
+        token_budget: Largest number of tokens in one forward pass.
+        track: Function that wraps the list of packs to show progress.
 
     Returns:
         One tensor per sequence, float32 on the CPU [loss tokens, ...].
@@ -161,16 +164,16 @@ def pack_by_pack(
 
 
 def prepare(model: Any) -> None:
-    """Add the argument `packed` to a model's `forward`, once; without that argument it works as before.
+    """Add the argument `packed` to a model's `forward`; without this argument, `forward` works as before.
 
-    The packed computation is compared with the plain one on a few tokens.
+    The packed computation is checked against the plain computation on a few tokens. A second call does nothing.
 
     Args:
-        model: A causal language model of transformers, wrapped or not.
+        model: A causal language model of transformers, possibly wrapped.
 
     Raises:
-        ModelError: If its layers do not attend through transformers' attention interface, its positions are not an
-            input, or the two computations differ.
+        ModelError: If the layers do not use transformers' attention interface, the model takes no `position_ids`, or
+            the two computations differ.
     """
     model = _causal_model(model)
     if getattr(model, "perturn_plain_forward", None) is not None:
@@ -183,7 +186,7 @@ def prepare(model: Any) -> None:
     undo = [spare_last_layer(model), keep_attention(model)]
     try:
         _compare(model)
-    except BaseException:  # or a second call would take the model for one that passed
+    except BaseException:  # otherwise a second call would skip the check
         model.forward = model.perturn_plain_forward
         del model.perturn_plain_forward
         model.set_attn_implementation(attention)
@@ -196,7 +199,7 @@ def prepare(model: Any) -> None:
 
 
 def _forward_like(plain: Any) -> Any:
-    """Return the forward with `packed` and the model's own signature, which `generate` inspects."""
+    """Return a `forward` with the argument `packed` and the model's own signature, which `generate` inspects."""
 
     def forward(
         model: Any,
@@ -205,7 +208,7 @@ def _forward_like(plain: Any) -> Any:
         reads: Mapping[str, PolicyInput] | None = None,
         **others: Any,
     ) -> Any:
-        """Return log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
+        """Return log-probabilities and entropies of a packed batch; without a batch, call the model's own `forward`."""
         if packed is None:
             want(model, None)
             return model.perturn_plain_forward(*args, **others)
@@ -230,7 +233,7 @@ def _forward_like(plain: Any) -> Any:
 
 
 def _states(model: Any, packed: Batch) -> Tensor:
-    """Return the last hidden states of a packed batch's predictors [predictions, features]."""
+    """Return the last hidden states at the predicting tokens of a packed batch [predictions, features]."""
     predictor = packed["predictor"]
     assert int(packed["position"][0]) == tokens_ahead()
     return _decode(model, packed["ids"], packed["position"], packed["segments"], predictor.unique())[
@@ -239,7 +242,7 @@ def _states(model: Any, packed: Batch) -> Tensor:
 
 
 def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted: Tensor) -> Tensor:
-    """Return the last hidden states of a forest, right at the wanted tokens [tokens, features]."""
+    """Return the last hidden states of a packed batch [tokens, features]; only the wanted tokens are valid."""
     want(model, wanted)
     states: Tensor = model.get_decoder()(
         input_ids=ids[None],
@@ -260,7 +263,7 @@ def _causal_model(model: Any) -> Any:
 
 
 def _head(model: Any) -> Head:
-    """Return the output layer, with the architecture's own change of the logits."""
+    """Return the output layer, with the architecture's scale and softcap of the logits."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     if hasattr(layer, "base_layer"):
         raise ModelError(
@@ -277,12 +280,12 @@ def _head(model: Any) -> Head:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """Return weights that are spread over processes, gathered."""
+    """Return a weight as one tensor, gathered if it is sharded over processes."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def check_architecture(model: Any) -> None:
-    """Reject models with their own kind of attention or position counting; weights are not looked at.
+    """Reject models whose attention or positions cannot be replaced; the check does not read the weights.
 
     Raises:
         ModelError: If the model cannot be trained on packed sequences.
@@ -303,7 +306,7 @@ def check_architecture(model: Any) -> None:
 
 
 def _window(config: Any) -> int | None:
-    """Return tokens that a layer with a sliding window sees; None: all layers see all."""
+    """Return the size of the model's sliding attention window in tokens; None if no layer has a window."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
@@ -315,11 +318,15 @@ def _window(config: Any) -> int | None:
 
 
 def _check_length(config: Any, batch: Batch) -> None:
-    """Reject a path that is computed otherwise packed: beyond a sliding window, or a length that changes positions."""
+    """Reject sequences whose packed computation would differ from the plain computation.
+
+    Raises:
+        ModelError: If a sequence exceeds a sliding window, or a length beyond which the rotary embedding changes.
+    """
     window, steady = _window(config), steady_length(config)
     if window is None and steady is None:
         return
-    seen = int(batch["position"].max()) + 1  # the last token of a sequence is only predicted
+    seen = int(batch["position"].max()) + 1  # the last token of a sequence is predicted, but not read
     if window is not None and seen > window:
         raise ModelError(
             f"a sequence has {seen} tokens, but layers of {config.get_text_config().model_type} see only the last "
@@ -331,7 +338,7 @@ def _check_length(config: Any, batch: Batch) -> None:
 
 
 def exact_length(model: Any) -> int | None:
-    """Return the longest sequence, in tokens, whose packed result equals its result alone; None: any."""
+    """Return the longest sequence in tokens whose packed computation equals the plain one; None: no limit."""
     config = _causal_model(model).config
     limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
     return min(limits, default=None)
@@ -339,14 +346,17 @@ def exact_length(model: Any) -> int | None:
 
 @torch.no_grad()
 def _compare(model: Any) -> None:
-    """Compute a few tokens packed and plainly, in the weights' own precision.
+    """Check that packed and plain computation agree on a few tokens, in the data type of the weights.
 
-    Besides them in the pack are tokens from the end of the context, which must not change them.
+    The pack also contains a sequence at positions near the end of the context, which must not change the others.
+
+    Raises:
+        ModelError: If the log-probabilities differ by more than rounding explains.
     """
     layer = model.get_output_embeddings()
     words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)
     rows = [torch.cat([words[:40], words[40 + skip : 60 + skip]]).tolist() for skip in (0, 20)]
-    far = [1, *rows[0][1:]]  # begins otherwise than the two, so it comes last
+    far = [1, *rows[0][1:]]  # its first token differs, so it is laid out last
     turns = (NO_TURN,) * 30 + (0,) * 30
     batch = lay_out([Encoded(tuple(ids), turns, ("user",) * 60) for ids in (*rows, far)])
     _check_length(model.config, batch)

@@ -1,4 +1,4 @@
-"""Load a model from a Hub id, a local folder, or a bundled model; adapters; hashes; where and in which type it runs."""
+"""Loading of models from the Hub, a folder or a bundled model; adapters, hashes, devices and data types."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _logger = logging.getLogger(__name__)
 DTYPES = ("auto", "float32", "bfloat16")
 
 WORTH_BFLOAT16 = 256
-"""Hidden size from which a CPU that multiplies bfloat16 is faster with it; below, conversions cost more than they save
-(docs/internals/training.md)."""
+"""Smallest hidden size for which bfloat16 is faster on a CPU that supports it; in narrower models, conversions cost
+more than they save (docs/internals/training.md)."""
 
 
 def tokenizer_of(model: Any, given: Any = None) -> Any:
-    """Return the tokenizer of a model, by the name that the model was loaded from.
+    """Load the tokenizer of a model, by the name from which the model was loaded.
 
     Args:
-        model: A name, or a transformers model.
-        given: A tokenizer to return instead; None: the model's own.
+        model: Name of a model, or a transformers model.
+        given: Tokenizer to return instead; None: load the model's own.
 
     Raises:
-        ConfigError: If it is not a model, or does not record what it was loaded from.
+        ConfigError: If `model` is no model, or does not record the name from which it was loaded.
     """
     config = getattr(model, "config", None)
     name = model if isinstance(model, str) else config and config.name_or_path
@@ -70,11 +70,11 @@ def tokenizer_of(model: Any, given: Any = None) -> Any:
 
 
 def dequantize(source: Path, file: str, target: Path) -> None:
-    """Write a GGUF checkpoint as float32 safetensors with its tokenizer."""
+    """Convert a GGUF checkpoint to float32 safetensors, and write it with its tokenizer."""
     transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
     quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    # A model loaded from GGUF refuses to be saved, so its weights move into a plain one.
+    # A model loaded from GGUF cannot be saved, so its weights are copied to a plain model.
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, gguf_file=file))
     model.load_state_dict(quantized.state_dict())
     model.save_pretrained(target)
@@ -84,15 +84,15 @@ def dequantize(source: Path, file: str, target: Path) -> None:
 def load_model(
     name: str, *, dtype: torch.dtype = torch.float32, say: Callable[[str], None] = _logger.info
 ) -> Any:
-    """Return causal language model in evaluation mode, on the CPU.
+    """Load a causal language model in evaluation mode, on the CPU.
 
     Args:
         name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`. Adapters are merged into their model.
-        dtype: Of the weights.
-        say: Called with a message before slow work starts.
+        dtype: Data type of the weights.
+        say: Function that is called with a message before slow work starts.
 
     Raises:
-        ModelError: If there is no such model; one line with the places that were tried.
+        ModelError: If there is no such model; the message lists the places that were tried.
     """
     transformers_logging.disable_progress_bar()
     found = adapters_in(name)
@@ -104,12 +104,12 @@ def load_model(
         model = locate("perturn.policy.adapters:load_adapters")(name, say=say).merge_and_unload().to(dtype)
     else:
         copy_weights(model, stored, stored.adapted)
-    model.name_or_path = model.config.name_or_path = name  # later adapters name this folder
+    model.name_or_path = model.config.name_or_path = name  # the base that later adapters record
     return model
 
 
 def empty_model(name: str) -> Any:
-    """Return causal language model without weights, by the same names as `load_model`: its layers alone, on no device.
+    """Build a causal language model without weights, on the meta device; names as in `load_model`.
 
     Raises:
         ModelError: If there is no such model.
@@ -126,12 +126,12 @@ def empty_model(name: str) -> Any:
 
 
 def new_model(shape: Shape, vocabulary: int, **tokens: Any) -> Any:
-    """Return a Llama with weights drawn at random, by torch's own generator; input and output layer are one.
+    """Build a Llama with random weights from torch's global generator, and tied input and output embeddings.
 
     Args:
-        shape: Its size.
-        vocabulary: Words of its tokenizer.
-        tokens: Special ones, such as `pad_token_id`.
+        shape: Sizes of the model.
+        vocabulary: Number of tokens of the tokenizer.
+        tokens: Ids of special tokens, such as `pad_token_id`.
     """
     transformers_logging.disable_progress_bar()
     return LlamaForCausalLM(
@@ -153,14 +153,14 @@ def new_model(shape: Shape, vocabulary: int, **tokens: Any) -> Any:
 def load_policy(
     path: str, *, policy: str, dtype: str, template: str | None, say: Callable[[str], None]
 ) -> Loaded:
-    """Load a policy with its weights into this process, for the engines that need them.
+    """Load a policy with its weights into this process, for engines that need the weights here.
 
     Args:
         path: Folder or Hub id.
-        policy: Its name in the run.
+        policy: Name of the policy in the run.
         dtype: The setting `model.dtype`.
-        template: Text of the chat template, if it is not the tokenizer's own.
-        say: Called with a message before slow work starts.
+        template: Text of the chat template; None: the tokenizer's own.
+        say: Function that is called with a message before slow work starts.
     """
     where = device()
     kind = compute_dtype(dtype, where, load_config(path))
@@ -178,14 +178,14 @@ def load_policy(
 
 
 def load_tokens(path: str, template: str | None) -> tuple[Renderer, int | None]:
-    """Load the tokenizer and template of a policy, and the context of its model, without its weights.
+    """Load a policy's tokenizer with its template, and its context length in tokens, without the weights.
 
     Args:
         path: Folder or Hub id.
-        template: Text of the chat template, if it is not the tokenizer's own.
+        template: Text of the chat template; None: the tokenizer's own.
     """
     model = empty_model(path)
-    with suppress(OSError):  # it has no file of its own for that
+    with suppress(OSError):  # not every model has a generation config
         model.generation_config = GenerationConfig.from_pretrained(path)
     tokens = Renderer(load_tokenizer(path), template, ends=declared_ends(model))
     check_vocabulary(model, tokens.tokenizer, tokens.probe_ids, f"chat template of {path}")
@@ -193,16 +193,16 @@ def load_tokens(path: str, template: str | None) -> tuple[Renderer, int | None]:
 
 
 def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
-    """Wrap the model; equal seeds give equal adapters.
+    """Add new adapters to a model with peft; equal seeds give equal adapters.
 
     Args:
         model: A causal language model; it may have no weights (`empty_model`).
-        peft_config: What peft adds.
-        seed: Of the adapters' first weights.
+        peft_config: Settings of the adapters, such as a `peft.LoraConfig`.
+        seed: Seed of the adapters' initial weights.
 
     Raises:
-        ConfigError: If peft is missing or cannot add adapters, if a named module does not exist, or if the output layer
-            would get one.
+        ConfigError: If peft is missing or fails, a named module does not exist, or the output layer would get an
+            adapter.
     """
     require_library("peft", "peft_config", "lora")
     from peft import PeftModel, get_peft_model
@@ -212,13 +212,11 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
     check_belongs({"peft_config": True}, plain, "a model without adapters", remedy)
     wanted = getattr(peft_config, "target_modules", None)
     with guarded("adapters cannot be added"), torch.random.fork_rng(), warnings.catch_warnings():
-        # peft asks transformers by an old name
+        # peft uses a deprecated name of transformers
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
         torch.manual_seed(seed)
         adapted = get_peft_model(model, peft_config)
-    if isinstance(
-        wanted, list | tuple | set
-    ):  # peft passes over a name that no module has, where another one matches
+    if isinstance(wanted, list | tuple | set):  # peft ignores an unknown name if another name matches
         found = adapted.targeted_module_names
         missing = [name for name in wanted if not any(f".{each}".endswith(f".{name}") for each in found)]
         known = sorted({each.rpartition(".")[2] for each in found})
@@ -233,9 +231,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
 
 
 def vocabulary(model: Any) -> int:
-    """Return the number of tokens that a model has embeddings for, often rounded up from its tokenizer's number."""
+    """Return the number of token embeddings of a model, which is often larger than the tokenizer's vocabulary."""
     read, written = model.get_input_embeddings(), model.get_output_embeddings()
-    # By what the layers say: a weight that is divided among processes has another shape.
+    # Attributes of the layers come first, since a sharded weight has another shape.
     sizes = [getattr(read, "num_embeddings", None) or read.weight.shape[0]]
     if written is not None:
         sizes.append(getattr(written, "out_features", None) or written.weight.shape[0])
@@ -243,15 +241,15 @@ def vocabulary(model: Any) -> int:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str) -> None:
-    """Reject tokens that a model has no embedding for, such as those that were added to its tokenizer alone.
+    """Reject token ids without an embedding, such as tokens that were added only to the tokenizer.
 
-    A tokenizer may have more tokens than the model, as long as they do not occur.
+    A tokenizer may have more tokens than the model, as long as the additional tokens do not occur.
 
     Args:
         model: A causal language model, which may have no weights.
-        tokenizer: Its tokenizer.
-        ids: Tokens that occur.
-        where: What they are tokens of, for the error.
+        tokenizer: Tokenizer of the model.
+        ids: Token ids that occur.
+        where: Name of the text with these tokens, for the error message.
     """
     size = vocabulary(model)
     strange = min((token for token in ids if token >= size), default=None)
@@ -264,9 +262,10 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
 
 
 def context_length(model: Any) -> int | None:
-    """Return longest sequence the model is used for, in tokens; None if it does not say.
+    """Return the longest sequence that a model supports, in tokens; None if its config does not say.
 
-    That is the length it was made for, or less if its positions depend on the length beyond that, which is logged.
+    A rotary embedding that changes with the sequence's length lowers the limit below `max_position_embeddings`. A
+    lower limit is logged.
     """
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = usable_length(model.config)
@@ -278,26 +277,26 @@ def context_length(model: Any) -> int | None:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Return the content hash of the weights, as `save_pretrained` would write them."""
+    """Return the content hash of a model's weights, as `save_pretrained` would write them."""
     return tensors_digest(model.state_dict())
 
 
 def _digest(path: str, model: Any, kind: torch.dtype) -> str:
-    """Content hash of a policy that is loaded; adapters are hashed as files, and not as merged weights."""
+    """Return the content hash of a loaded policy; adapters are hashed as files, not as merged weights."""
     found = adapters_in(path)
     return weights_digest(model) if found is None else found.identity(str(kind))
 
 
 def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | None:
-    """Return the identity of a policy as `load_policy` would name it, if an engine can switch to it; drop its weights.
+    """Return the name that `load_policy` would give a policy, if an engine can switch to its weights.
 
     Args:
-        policy: Its name in the run.
-        folder: What `save_pretrained` wrote, or adapters.
-        served: `architecture` of the policy that is served.
-        dtype: The setting `model.dtype`, of both.
+        policy: Name of the policy in the run.
+        folder: Folder that `save_pretrained` wrote, or folder of adapters.
+        served: Result of `architecture` for the policy that the engine serves.
+        dtype: The setting `model.dtype`, equal for both policies.
 
-    Returns: None if it is another architecture than the served one, or stored in another way.
+    Returns: Name with digest; None if the architecture or the format of the files differs from the served policy's.
     """
     model = empty_model(folder)
     kind = compute_dtype(dtype, device(), model.config)
@@ -310,12 +309,12 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
 
 
 def architecture(name: str) -> str:
-    """Return the content hash of everything but the weights that decides a policy's outputs."""
+    """Return the content hash of everything except the weights that determines a policy's outputs."""
     return config_digest(empty_model(name))
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the content hash of names, types, shapes and values."""
+    """Return the content hash of tensors: names, data types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -326,7 +325,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def config_digest(model: Any) -> str:
-    """Return the content hash of everything that decides a model's outputs, except its weights and their type."""
+    """Return the content hash of a model's config, without fields that do not change its outputs, and its data type."""
     settings = {
         key: value
         for key, value in model.config.to_dict().items()
@@ -337,7 +336,7 @@ def config_digest(model: Any) -> str:
 
 
 def device() -> torch.device:
-    """Return where models run: the GPU if there is one."""
+    """Return the device for models: the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -345,20 +344,20 @@ def fast_bfloat16(device: torch.device) -> bool:
     """Return whether the device multiplies bfloat16 matrices in hardware."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":  # torch offers no public question for this
+    if device.type == "cpu":  # torch has no public function for this
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return False
 
 
 def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch.dtype:
-    """Turn the `dtype` setting into the type to compute in.
+    """Return the data type of the computation for a value of the setting `model.dtype`.
 
-    `auto` chooses bfloat16 if the hardware supports it, except on a CPU for models that are too narrow to gain from it.
+    `auto` chooses bfloat16 if the hardware supports it, except for narrow models on a CPU, which do not gain from it.
 
     Args:
         dtype: The setting.
-        device: Where the model runs.
-        config: Of the model; None: it is not known yet, nor narrow.
+        device: Device of the model.
+        config: Config of the model; None: unknown, so the model counts as wide.
     """
     if dtype not in DTYPES:
         raise ModelError(f"model.dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
@@ -371,20 +370,20 @@ def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
-    """Take the model's dropout away; adapters keep theirs."""
+    """Set the model's dropout to 0; dropout of adapters is kept."""
     for where, module in model.named_modules():
         if ".lora_dropout." in where:
             continue
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():  # attention layers keep theirs as a number
+        for name, value in vars(module).items():  # attention layers store it as a number
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 
 @contextmanager
 def resuming(checkpoint: str | None) -> Iterator[None]:
-    """Read a checkpoint in the block; the libraries that read it say in many ways that it is damaged."""
+    """Report any error inside this context as a `ModelError`: a damaged checkpoint raises errors of many types."""
     try:
         yield
     except PerturnError:

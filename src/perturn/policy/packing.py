@@ -1,7 +1,7 @@
-"""Examples as packed batches: sequences laid end to end as a forest, where tokens that several begin with are once.
+"""Packing of examples: sequences form a forest of prefixes, so that shared prefixes are stored once.
 
 A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that the descendants of
-a segment follow it without a gap: three numbers per segment are enough for attention.
+a segment directly follow it. Three numbers per segment are enough for attention.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ Batch = dict[str, Tensor]
 Ids = NDArray[np.int64]
 
 OTHERS = ("reference", "behavior", "proximal")
-"""Log-probabilities besides the policy's, of an example and of a batch."""
+"""Names of the log-probabilities besides the policy's, in an example and in a batch."""
 
 _INPUT = "inputs/"
-"""Begins the key of a batch's log-probabilities under a further frozen policy."""
+"""Prefix of a batch's keys for log-probabilities under other frozen policies."""
 
 WORTH_A_PASS = 256
-"""Tokens saved below which each pack computes the common beginning of all packs itself: a separate pass costs about as
+"""Smallest number of saved tokens for which the packs' common prefix gets a separate pass. The pass costs about as
 much."""
 
 WORTH_SHARING = 32
-"""Tokens saved below which a shared beginning is computed twice instead: an attention call costs about as much."""
+"""Smallest number of saved tokens for which a shared prefix becomes a segment. Its attention call costs about as
+much."""
 
 
 def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int = 0) -> Batch:
     """Pack trajectories into one flat batch without padding.
 
     Args:
-        trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
-            out.
-        share: Compute the common beginning of several sequences once; False lays each out on its own.
-        start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
+        trajectories: Trajectories as tokens. Sequences without loss, and tokens after a sequence's last loss token, are
+            left out.
+        share: Whether to store prefixes that several sequences share once.
+        start: Length of a common prefix that is computed elsewhere, in tokens; see `common_beginning`.
 
     Returns:
-        `ids` and `position` [tokens]; `segments` [segments, 3]: start, end, and the end of what descends from it;
-        `predictor` and `target` [predictions]: the token at `predictor` predicts `target`;
+        `ids` and `position` [tokens]; `segments` [segments, 3]: start, end, and end of the segment's descendants;
+        `predictor` and `target` [predictions]: the token at index `predictor` predicts the token id `target`;
         `prediction`, `turn` and `trajectory` [loss tokens], ordered by trajectory, then turn, then position.
 
     Raises:
@@ -83,11 +84,11 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
 
 
 def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int]]:
-    """Divide groups of trajectories into packs of bounded size; groups with the same beginning come together.
+    """Divide groups of trajectories into packs of bounded size, so that groups with a common prefix are together.
 
     Args:
-        groups: Trajectories that must share a pack, such as the two sides of a pair.
-        budget: Tokens of a pack, counted after sharing; a larger group is a separate pack.
+        groups: Groups of trajectories; a group, such as the two sides of a pair, is never divided.
+        budget: Largest number of tokens in a pack, shared tokens counted once; a larger group gets its own pack.
 
     Returns:
         Indices of the groups of each pack.
@@ -108,13 +109,13 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
 
 
 def count_tokens(trajectories: Sequence[Encoded]) -> int:
-    """Return tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
+    """Return the number of tokens in a pack if all common prefixes are shared; `lay_out` repeats some short ones."""
     ordered = sorted(encoded.ids[span] for encoded in trajectories for span in encoded.sequences)
     return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
 
 
 def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
-    """Return the tokens that all sequences begin with and that predict no loss token; `lay_out` may start there."""
+    """Return the longest common prefix of all sequences that predicts no loss token; `lay_out` may leave it out."""
     parts = [part for encoded in trajectories for part in loss_parts(encoded)]
     ordered = sorted(ids.tolist() for ids, _, _, _ in parts)
     silent = min(int(at[0]) - 1 for _, at, _, _ in parts)
@@ -123,7 +124,14 @@ def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
 
 
 def loss_parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
-    """Yield, for each sequence that carries loss, its computed tokens, and tokens and turns of its loss."""
+    """Yield four arrays for each sequence that carries loss.
+
+    Yields:
+        Token ids to compute [tokens]. Index, token id and turn of each loss token, each [loss tokens].
+
+    Raises:
+        DataError: If no sequence carries loss, or a sequence carries loss on its first token.
+    """
     turn = np.asarray(encoded.turn)
     spans = [(span, np.flatnonzero(turn[span] != NO_TURN)) for span in encoded.sequences]
     carrying = [(span, at) for span, at in spans if len(at)]
@@ -140,23 +148,23 @@ def loss_parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
 
 @dataclass
 class _Forest:
-    """Segments as they are laid out, depth first."""
+    """The forest of a batch while it is built, depth first."""
 
     inputs: Sequence[Ids]
     ids: list[Ids] = field(default_factory=list)
     position: list[Ids] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)
     where: list[Ids] = field(default_factory=list)
-    """Index of each token of each sequence in the batch."""
+    """For each sequence, the indices of its tokens in the batch [tokens]."""
     size: int = 0
 
     def __post_init__(self) -> None:
         self.where = [np.empty_like(ids) for ids in self.inputs]
 
     def add(self, rows: Sequence[int], start: int) -> None:
-        """Lay out rows that are equal before `start`; the tokens before `start` are laid out already.
+        """Append rows that share their tokens before index `start`; these tokens are already in the forest.
 
-        A row that ends where the others continue with equal tokens needs no segment.
+        A row that is a prefix of the other rows needs no segment of its own.
         """
         end = self._common_end(rows, start)
         ended = [row for row in rows if len(self.inputs[row]) <= end]
@@ -179,7 +187,7 @@ class _Forest:
         segment[2] = self.size
 
     def by_token(self, rows: Sequence[int], at: int) -> Iterator[list[int]]:
-        """Yield rows in groups of equal tokens at a position."""
+        """Yield groups of rows that have the same token at a position."""
 
         def token(row: int) -> int:
             return int(self.inputs[row][at])
@@ -188,7 +196,7 @@ class _Forest:
             yield list(group)
 
     def _common_end(self, rows: Sequence[int], start: int) -> int:
-        """Return where two rows first differ, or the longest one ends."""
+        """Return the first index at which two rows differ, or the length of the longest row."""
         longest = max((self.inputs[row] for row in rows), key=len)
         end = len(longest)
         for row in rows:
@@ -199,7 +207,7 @@ class _Forest:
 
 
 class Examples(Dataset[Example | None]):
-    """Encoded rows, as the Trainer reads them; at the index `None` there is none."""
+    """Dataset of encoded rows for the Trainer; the index `None` gives no row."""
 
     def __init__(self, rows: list[Example]) -> None:
         self.rows = rows
@@ -212,18 +220,18 @@ class Examples(Dataset[Example | None]):
 
 
 class Filled(Sampler[int | None]):
-    """Rows in the order of another sampler, with `None` where the rows of a batch do not divide evenly.
+    """Sampler that fills incomplete batches of another sampler with `None`.
 
-    So every process gets equally many batches and no row twice: some batches hold fewer rows, or none.
+    So every process gets the same number of batches, and no row occurs twice; some batches have fewer rows, or none.
     """
 
     def __init__(self, sampler: Sampler[int], multiple: int, rows: int | None = None) -> None:
-        """Take the sampler.
+        """Wrap a sampler.
 
         Args:
-            sampler: The rows.
-            multiple: Places of a batch, over all processes.
-            rows: Rows of a batch; the places that are left stay empty. None: a row in each place.
+            sampler: Sampler of the indices of rows.
+            multiple: Number of indices in a batch over all processes, `None` included.
+            rows: Number of rows in a batch; the rest of its indices are `None`. None: `multiple`.
         """
         self.sampler = sampler
         self.multiple = multiple
@@ -245,28 +253,27 @@ class Filled(Sampler[int | None]):
         yield from [None] * (len(self) - made)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell a sampler that shuffles by epoch which one it is."""
+        """Pass the number of the epoch on to the wrapped sampler, if it shuffles by epoch."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Examples -> packs of bounded size, each one pass through the model."""
+    """Collates examples into packs of bounded size; each pack is one pass through the model."""
 
     token_budget: int
-    """Tokens of a pack, counted after sharing; an example with more is a separate pack."""
+    """Largest number of tokens in a pack, shared tokens counted once; a larger example gets its own pack."""
 
     begins: bool = False
-    """Whether the common beginning of all packs may be computed in a separate pass that the packs continue."""
+    """Whether the common prefix of all packs may be computed in a separate pass."""
 
     def __call__(self, examples: Sequence[Example | None]) -> dict[str, Any]:
-        """Pack the examples there are; which pack holds which changes memory and speed, not the loss.
+        """Pack the examples that are not None; the division into packs changes memory and speed, not the loss.
 
         Returns:
-            `packs`, with the indices of their examples as `row`; `mismatched`, packs of the rows whose actions are
-            another's; and where all packs begin with many tokens and are laid out after them, these tokens as
-            `beginning`.
+            `packs`: batches, each with the indices of its examples as `row`. `mismatched`: packs of the mismatched
+            rows. `beginning`: tokens of the packs' common prefix, only if it gets a separate pass [tokens].
         """
         present = [example for example in examples if example is not None]
         packs = by_budget([example.sides for example in present], self.token_budget)
@@ -281,7 +288,7 @@ class Collator:
         return found | ({"beginning": torch.tensor(ahead)} if ahead else {})
 
     def _beginning(self, examples: Sequence[Example], packs: int) -> list[int]:
-        """Return tokens of the pass that all packs continue; none where it saves less than it costs."""
+        """Return the packs' common prefix if a separate pass for it saves time; otherwise an empty list."""
         if not self.begins or packs < 2:
             return []
         ahead = common_beginning([side for example in examples for side in example.sides])
@@ -289,17 +296,23 @@ class Collator:
 
 
 def empty_pack() -> Batch:
-    """Return a pack of no pairs: the shortest pass there is, for a process that has fewer packs than another."""
+    """Return a pack without examples, for a process that has fewer packs than the others."""
     token = Encoded(ids=(0, 0), turn=(NO_TURN, 0), role=("user", "assistant"))
     return lay_out([token]) | {"pairs": torch.tensor([0])}
 
 
 def collate(examples: Sequence[Example], start: int = 0) -> Batch:
-    """Pack examples into one batch: all chosen sides, then all rejected sides, after a common beginning.
+    """Pack examples into one batch: all chosen sides, then all rejected sides.
 
-    Adds `pairs`, the number of examples [1]. Where the examples have them, adds `reference`, `behavior` and `proximal`
-    [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], and `statistic` [pairs] or [pairs, numbers]. Where
-    some have it, adds `clip` [turns], 1 for the others. Where some example is without spread, `has_spread` [pairs].
+    Args:
+        examples: At least one example.
+        start: Length of a common prefix that is computed elsewhere, in tokens.
+
+    Returns:
+        The result of `lay_out`, and `pairs`, the number of examples [1]. If the examples have them: `reference`,
+        `behavior`, `proximal` and `inputs/NAME` [loss tokens], `weight` [turns], `statistic` [pairs] or
+        [pairs, numbers]. If any example has clip factors: `clip` [turns]. If `has_spread` is False for any example:
+        `has_spread` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -321,14 +334,14 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
 
 
 def inputs_of(batch: Batch) -> dict[str, Tensor]:
-    """Return a batch's log-probabilities under further frozen policies, by the name of the input [loss tokens]."""
+    """Return a batch's log-probabilities under other frozen policies, by the name of the input [loss tokens]."""
     return {key.removeprefix(_INPUT): values for key, values in batch.items() if key.startswith(_INPUT)}
 
 
 def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
-    """Return the mismatched rows of examples, as packed batches; none where they have none.
+    """Return the mismatched rows of examples as packed batches; an empty list if there are none.
 
-    Besides what `lay_out` gives, each has `reference` and `inputs/NAME`, in nats, as in the rows [loss tokens].
+    Each batch is a result of `lay_out` with the log-probabilities `reference` and `inputs/NAME`, in nats [loss tokens].
     """
     rows = [one for one in examples if one.mismatched is not None]
     sequences = [one.mismatched for one in rows if one.mismatched is not None]
@@ -348,15 +361,15 @@ def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Bat
 def both_sides(
     batch: Batch, logprobs: Tensor, inputs: Mapping[str, Tensor] = MappingProxyType({})
 ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
-    """Turn a batch from `collate` with the log-probabilities of its loss tokens into chosen and rejected trajectories.
+    """Divide a batch from `collate`, with the policy's log-probabilities, into chosen and rejected side.
 
     Args:
-        batch: At least one example, with the weight of each turn.
-        logprobs: Of the policy, in nats [loss tokens].
-        inputs: Further values of the policy that the loss reads, by name [loss tokens].
+        batch: Batch of at least one example, with turn weights.
+        logprobs: Log-probabilities under the policy, in nats [loss tokens].
+        inputs: Other values of the policy that the loss reads, by name [loss tokens].
 
     Returns:
-        Both sides; None for the rejected one where the examples have none.
+        Inputs of the loss for both sides; None for the rejected side if the examples are no pairs.
     """
     turn, trajectory = batch["turn"], batch["trajectory"]
     pairs, sequences = int(batch["pairs"]), int(trajectory[-1]) + 1

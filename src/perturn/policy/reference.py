@@ -1,7 +1,7 @@
-"""Reference log-probabilities and the weight of each turn: all that is computed of a row before training.
+"""Computation of reference log-probabilities and turn weights, before training starts.
 
-The reference is computed once, without gradient. The result is kept on disk under a hash of all its inputs. Weights are
-written here and nowhere else.
+Reference log-probabilities are computed once, without gradient, and cached on disk under a hash of all inputs. No other
+module sets the weight of a turn.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ from perturn.types import Trajectory
 _logger = logging.getLogger(__name__)
 
 Precision = Callable[[], AbstractContextManager[Any]]
-"""Makes a context that sets the precision, such as autocast."""
+"""Function that returns a context manager for the precision, such as autocast."""
 
 _PROBE = 256
-"""Tokens whose log-probabilities tell one reference from another."""
+"""Number of tokens in the test sequence whose log-probabilities enter a reference's identity."""
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
-    """Return the hash of all that decides a policy's log-probabilities: equal identities are equal references.
+    """Return a hash of everything that determines a policy's log-probabilities.
 
-    Its outputs for a few fixed tokens show differences that no list of settings would: adapters, hooks, kernels.
-    The key also has weights, buffers and settings, which may only matter for other tokens, and versions.
+    The hash includes the log-probabilities of a fixed test sequence. They reveal differences that no list of settings
+    contains, such as adapters, hooks and kernels. It also includes weights, buffers, settings and library versions,
+    whose differences may only affect other tokens.
 
     Args:
-        model: The reference, on the device to compute on; it is prepared for packed sequences.
-        precision: That it will run in.
+        model: The reference, on the device of the computation; it is prepared for packed sequences.
+        precision: Precision of the later computation.
     """
     probe = probe_logprobs(model, precision)
     with frozen(model, precision):
@@ -72,7 +73,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
 
 
 def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
-    """Return log-probabilities of a few fixed tokens under a policy, which tell one policy from another.
+    """Return the log-probabilities of a fixed test sequence, by which different policies can be told apart.
 
     Returns:
         Log-probabilities, in nats, float32 on the CPU [tokens].
@@ -92,18 +93,17 @@ def reference_logprobs(
     precision: Precision = nullcontext,
     track: Track = iter,
 ) -> list[Tensor]:
-    """Return log-probabilities of every sequence's loss tokens under a frozen policy.
+    """Return log-probabilities of every sequence's loss tokens under a frozen policy, from the cache if possible.
 
     Args:
-        model: The reference, on the device to compute on.
+        model: The reference, on the device of the computation.
         sequences: Trajectories as tokens.
-        folder: Where results are kept; a second call with the same content reads them back. Files that are damaged are
-            made again, and those used longest ago go where all take more than
-            `perturn.data.cache_folders.reference_bytes`.
-        identity: From `reference_identity`.
-        token_budget: Tokens of one pass.
-        precision: That it is to run in, as the identity was made.
-        track: Wraps the work to show progress.
+        folder: Folder of the cache. A damaged file is computed again. If all files together exceed
+            `perturn.data.cache_folders.reference_bytes`, the least recently used files are deleted.
+        identity: Result of `reference_identity`.
+        token_budget: Largest number of tokens in one forward pass.
+        precision: Precision of the computation, the same as for the identity.
+        track: Function that wraps the list of packs to show progress.
 
     Returns:
         One tensor per sequence, in nats, float32 on the CPU [loss tokens].
@@ -118,7 +118,7 @@ def reference_logprobs(
     _save(file, logprobs)
     evict(folder, "*.reference.safetensors", most, keep=file)
     remove_abandoned(folder, ".*.reference.safetensors.*.partial")
-    return _read(file) or logprobs  # from the file they need no memory
+    return _read(file) or logprobs  # the file is memory-mapped
 
 
 def compute_logprobs(
@@ -127,10 +127,10 @@ def compute_logprobs(
     """Return log-probabilities of every sequence's loss tokens, computed pack by pack.
 
     Args:
-        model: A causal language model on the device to compute on.
+        model: A causal language model on the device of the computation.
         sequences: Trajectories as tokens.
-        token_budget: Tokens of one pass.
-        track: Wraps the work to show progress.
+        token_budget: Largest number of tokens in one forward pass.
+        track: Function that wraps the list of packs to show progress.
 
     Returns:
         One tensor per sequence, in nats, float32 on the CPU [loss tokens].
@@ -140,7 +140,7 @@ def compute_logprobs(
 
 @contextmanager
 def frozen(model: Any, precision: Precision = nullcontext) -> Iterator[None]:
-    """Run the model without gradient and dropout inside this block, in a precision."""
+    """Run the model without gradient and dropout inside this context, in the given precision."""
     was_training = model.training
     model.eval()
     try:
@@ -151,7 +151,7 @@ def frozen(model: Any, precision: Precision = nullcontext) -> Iterator[None]:
 
 
 def _probe(model: Any) -> Encoded:
-    """Return tokens from all of the vocabulary, as many as the model computes."""
+    """Return a test sequence of tokens spread over the vocabulary, not longer than the model supports."""
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     length = min(_PROBE, exact_length(model) or _PROBE)
     ids = (torch.arange(length) * 7919 % size).tolist()
@@ -159,7 +159,10 @@ def _probe(model: Any) -> Encoded:
 
 
 def _settings(model: torch.nn.Module) -> str:
-    """Return the plain attributes of all layers, such as scales and switches; the model's own are in its config."""
+    """Return the plain attributes of all layers as JSON, such as scales and switches.
+
+    Attributes of the model itself are left out, since its config contains them.
+    """
     found = {
         name: {
             key: value
@@ -175,7 +178,7 @@ def _settings(model: torch.nn.Module) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is made of numbers and words alone."""
+    """Return whether a value consists only of numbers, strings, None, and containers of these."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     if isinstance(value, list | tuple | set | frozenset):
@@ -184,7 +187,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _save(file: Path, logprobs: list[Tensor]) -> None:
-    """Write the file whole or not at all, with a hash of its content."""
+    """Write the file atomically, with a hash of its content."""
     lengths = torch.tensor([len(each) for each in logprobs])
     held = {"logprobs": torch.cat(logprobs), "lengths": lengths}
     with replacing(file, foreign=(SafetensorError,)) as fresh:
@@ -192,12 +195,12 @@ def _save(file: Path, logprobs: list[Tensor]) -> None:
 
 
 def _check(file: Path, held: dict[str, Tensor]) -> str:
-    """Return the metadata of a file of that name and content."""
+    """Return the metadata by which a reader detects damage: the file's name and a hash of its tensors."""
     return f"{file.name} {tensors_digest(held)}"
 
 
 def _read(file: Path) -> list[Tensor] | None:
-    """Return contents of the file, memory-mapped; None if there is none, or if it is damaged, which is logged."""
+    """Return the memory-mapped content of a file; None if it is missing, or damaged, which is logged."""
     try:
         with safe_open(file, "pt") as opened:
             said = opened.metadata()
@@ -211,13 +214,16 @@ def _read(file: Path) -> list[Tensor] | None:
     if damaged:
         _logger.warning("%s is damaged (%s); the reference is computed again.", file, why)
         return None
-    with suppress(OSError):  # evicted by now, or in a cache that others keep and we only read
+    with suppress(OSError):  # the file was evicted, or the cache is read-only
         os.utime(file)
     return list(held["logprobs"].split(held["lengths"].tolist()))
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
-    """Return the hash of everything the result depends on; the ids determine both the text and the tokenizer."""
+    """Return a hash of the sequences and the reference's identity, on which the result depends.
+
+    Token ids stand for the text and the tokenizer.
+    """
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
     for one in sequences:
         lengths = len(one.ids), len(one.starts)
@@ -226,14 +232,17 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 
 
 def weigh(example: Example, credit: Credit) -> Example:
-    """Return the example with the weight of each turn, for losses, records and the report.
+    """Return the example with the weight that a credit gives each turn that carries loss.
 
-    It has its reference, where the credit needs one; each side is a separate group. A credit that reads the remaining
-    path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
+    A credit that reads the remaining path, but not the reference, also sees turns without loss: the first error of an
+    episode may be among them.
+
+    Args:
+        example: A row, with reference log-probabilities if the credit reads them.
+        credit: The credit; it gets each side of a pair as a group of its own.
 
     Raises:
-        ConfigError: If the credit gives anything but one finite number per turn, which would weigh turns of
-            others.
+        ConfigError: If the credit does not return one finite number per turn.
     """
     weight: list[Tensor] = []
     for index, trajectory in enumerate(example.trajectories):
@@ -251,10 +260,18 @@ def weigh(example: Example, credit: Credit) -> Example:
 
 
 def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
-    """Return weights of a group as a credit gives them, one tensor per trajectory [turns]; without gradient.
+    """Ask a credit for the weights of a group, and check them.
+
+    Args:
+        credit: The credit.
+        group: Trajectories of one group.
+        needed: Inputs that the credit reads besides the trajectories, by name.
+
+    Returns:
+        One tensor of weights per trajectory, without gradient [turns].
 
     Raises:
-        ConfigError: If an input is missing, or it gives anything but one finite number per turn.
+        ConfigError: If an input is missing, or the credit does not return one finite number per turn.
     """
     name, reads = f"credit {type(credit).__name__}", sorted(keywords(credit.needs))
     remedy = "give rows with weights, which rows.name=groups in a recipe computes before it trains"
@@ -265,10 +282,13 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
 
 
 def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
-    """Return a credit's factors on clip ranges, with the same inputs as its weights [turns]; None if it gives none.
+    """Ask a credit for its factors on the clip range, and check them; arguments as in `asked`.
+
+    Returns:
+        One tensor of factors per trajectory [turns], or None for each trajectory if the credit sets no clip ranges.
 
     Raises:
-        ConfigError: If it gives anything but one finite number > 0 a turn.
+        ConfigError: If the credit does not return one finite number > 0 per turn.
     """
     found = cast(ClipCredit, credit).clips(group, **needed) if credit.traits.sets_clip else None
     if found is None:
@@ -292,19 +312,19 @@ def _check_numbers(
 
 
 def _are_numbers(found: Any, turns: int, above: float) -> bool:
-    """Return whether it is one finite floating-point number above a bound a turn."""
+    """Return whether `found` is a tensor with one finite floating-point number above a bound for each turn."""
     if not (isinstance(found, Tensor) and found.is_floating_point() and found.shape == (turns,)):
         return False
     return bool((found.isfinite() & (found > above)).all())
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
-    """Return the examples with their weights, and with the loss's inputs of all pairs of an optimizer step.
+    """Return the examples of an optimizer step with turn weights, and with the loss's statistic over all examples.
 
-    Existing weights of examples are kept.
+    Examples that already have weights keep them.
 
     Raises:
-        ConfigError: If the credit's weights are none.
+        ConfigError: If the credit does not return one finite number per turn.
     """
     weighed = [example if example.weight else weigh(example, credit) for example in examples]
     if not loss.traits.step_statistic:
@@ -313,7 +333,7 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
     if weighed[0].reference:
         reference = [turn_logprobs(example, 0) for example in weighed]
         chosen = TurnLogprobs.from_nested(reference, reference, weight)
-    else:  # a statistic of counts and weights
+    else:  # the statistic reads only weights and numbers of tokens
         nothing = [_by_turn(one, 0, torch.zeros(len(one.chosen.loss_turns))) for one in weighed]
         chosen = TurnLogprobs.from_nested(nothing, weight=weight)
     has_spread = torch.tensor([example.has_spread for example in weighed])
@@ -324,12 +344,12 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
 
 
 def turn_logprobs(example: Example, side: int) -> list[Tensor]:
-    """Return reference log-probabilities of one side, in nats; one tensor for each turn that carries loss [tokens]."""
+    """Return the reference log-probabilities of one side, in nats, one tensor per turn that carries loss [tokens]."""
     return _by_turn(example, side, example.reference[side])
 
 
 def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
-    """Return values of the loss tokens of one side, one tensor per turn [tokens]."""
+    """Split values of one side's loss tokens [loss tokens] into one tensor per turn [tokens]."""
     carried = torch.tensor(example.sides[side].loss_turns)
     return list(values.split(carried.unique_consecutive(return_counts=True)[1].tolist()))
 
@@ -337,9 +357,18 @@ def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
 def turn_weights(
     model_name: str, examples: Sequence[Example], credit: Credit | None
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
-    """Yield (confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
+    """Yield confidence and weight of each turn, for each side of each row, computed as in training.
 
-    Existing weights of a row are kept, and need no credit. The reference policy is loaded if there is a row.
+    The confidence of a turn is the geometric mean of its tokens' probabilities under the reference policy. Rows that
+    already have weights keep them and need no credit.
+
+    Args:
+        model_name: Name of the reference policy; it is loaded only if there are rows.
+        examples: The rows.
+        credit: Credit for rows without weights; None if all rows have weights.
+
+    Yields:
+        For each row one mapping per side, from the index of a turn to (confidence, weight).
     """
     model = load_model(model_name) if examples else None
     return (_side_weights(model, example, credit) for example in examples)

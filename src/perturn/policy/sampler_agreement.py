@@ -1,4 +1,4 @@
-"""Difference between the log-probabilities of sampling and the log-probabilities that training computes."""
+"""Differences between the engine's log-probabilities at sampling and the log-probabilities computed in training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class Agreement:
-    """Absolute differences of log-probabilities over sampled tokens, in nats; NaN where there is no token."""
+    """Statistics of the absolute differences of log-probabilities over sampled tokens, in nats; NaN without tokens."""
 
     tokens: int
     mean: float
@@ -39,16 +39,16 @@ class Agreement:
 def agreement(
     model: Any, trajectories: Sequence[Trajectory], renderer: Renderer, token_budget: int = TOKEN_BUDGET
 ) -> Agreement:
-    """Compare an engine with the packed computation that training uses, on episodes that the engine has played.
+    """Compare an engine's log-probabilities with the packed computation of training, on the engine's own episodes.
 
     Args:
-        model: The policy that acted, on the device to compute on. Its mode is kept.
-        trajectories: Episodes; turns whose actions have no log-probabilities are left out.
-        renderer: Conversation -> tokens, as training makes it.
-        token_budget: Tokens of one pass.
+        model: The policy that sampled the episodes, on the device of the computation. Its train or eval mode is kept.
+        trajectories: Episodes; turns whose actions have no log-probabilities are ignored.
+        renderer: Converts conversations to tokens, as in training.
+        token_budget: Largest number of tokens in one forward pass.
 
     Raises:
-        DataError: If training would see other tokens than were sampled.
+        DataError: If the tokens in training differ from the sampled tokens.
     """
     played = [one for one in trajectories if any(turn.action.logprobs for turn in one.turns)]
     sequences = [renderer.encode(one) for one in played]
@@ -63,15 +63,15 @@ def agreement(
 
 
 def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> Tensor:
-    """Return absolute differences, in nats, over the tokens that have a log-probability from sampling [tokens].
+    """Return the absolute differences, in nats, over the tokens that have a log-probability from sampling [tokens].
 
     Args:
-        trajectory: As it was played.
-        encoded: As training sees it; turns that it leaves out, or masks, are left out here.
-        computed: Log-probabilities of its loss tokens, as training computes them [loss tokens].
+        trajectory: The trajectory as recorded.
+        encoded: The trajectory as tokens; turns that are dropped or masked there are ignored.
+        computed: Log-probabilities of its loss tokens, computed as in training, in nats [loss tokens].
 
     Raises:
-        DataError: If training would see other tokens of a turn than were sampled.
+        DataError: If the tokens of a turn in training differ from the sampled tokens.
     """
     loss_turns = torch.tensor(encoded.loss_turns)
     trained = defaultdict[int, list[int]](list)
@@ -93,7 +93,7 @@ def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> T
 
 
 def summary(parts: Iterable[Tensor]) -> Agreement:
-    """Return the statistics of differences, all together."""
+    """Return the statistics over the concatenated differences, in nats [tokens of each part]."""
     values = torch.cat([torch.empty(0), *parts]).double()
     if not len(values):
         return Agreement(0, math.nan, math.nan, math.nan, math.nan)

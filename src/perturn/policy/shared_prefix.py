@@ -1,8 +1,8 @@
-"""The tokens that all packs of an optimizer step begin with: computed once, forward and backward, for all of them.
+"""Common prefix of all packs of an optimizer step: computed once, forward and backward.
 
-A pass over the beginning leaves each layer's keys and values. Every pack that continues it attends to copies of them,
-which gather the packs' gradients; at the end those go back through the beginning together. So the time for a worked
-example does not depend on the number of packs, and packs do not share memory for it.
+A first pass over the prefix stores the keys and values of each layer. Every pack attends to copies of them, which
+accumulate the packs' gradients. At the end, one backward pass sends these gradients through the prefix. So a long
+prefix, such as an example in the prompt, takes the same time and memory for any number of packs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [1, key heads, tokens, features]."""
 
 _open: list[tuple[Beginning, bool]] = []
-"""The beginnings that passes are made of now, and whether passes come after each, the innermost last."""
+"""Stack of the prefixes in use, the innermost last. The flag says whether passes now continue the prefix, or compute
+the prefix itself."""
 
 
 def behind_beginning(module: nn.Module, key: Tensor, value: Tensor) -> KeyValue:
-    """Return keys and values that a layer attends to: the beginning's, then its own."""
+    """Return the keys and values that a layer attends to: the prefix's, followed by the layer's own.
+
+    Args:
+        module: The attention layer.
+        key: Keys of the current pass [1, key heads, tokens, features].
+        value: Values of the current pass [1, key heads, tokens, features].
+    """
     if not _open:
         return key, value
     beginning, behind = _open[-1]
@@ -29,38 +36,38 @@ def behind_beginning(module: nn.Module, key: Tensor, value: Tensor) -> KeyValue:
 
 
 def tokens_ahead() -> int:
-    """Return tokens of the beginning that passes continue now; 0 where they begin themselves."""
+    """Return the number of tokens of the prefix that passes currently continue; 0 if there is no prefix."""
     beginning, behind = _open[-1] if _open else (None, False)
     return beginning.tokens if beginning is not None and behind else 0
 
 
 class Beginning:
-    """Keys and values of a beginning, layer by layer, and their gradients."""
+    """A common prefix: keys and values of each layer, and their gradients."""
 
     def __init__(self) -> None:
-        """Make an empty prefix; a pass `within` it fills it."""
+        """Make an empty prefix, which a pass inside `within` fills."""
         self._made: dict[nn.Module, KeyValue] = {}
         self._copies: dict[nn.Module, KeyValue] = {}
 
     @property
     def tokens(self) -> int:
-        """Number of shared tokens."""
+        """Number of tokens of the prefix."""
         return next((key.shape[2] for key, _ in self._made.values()), 0)
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Run the passes of the shared beginning inside this block."""
+        """Store the keys and values of the passes inside this context as the prefix's."""
         with _as(self, behind=False):
             yield
 
     @contextmanager
     def behind(self) -> Iterator[None]:
-        """Continue the shared beginning in the passes of this block, forward and backward."""
+        """Let the passes inside this context, forward and backward, continue the prefix."""
         with _as(self, behind=True):
             yield
 
     def backward(self) -> None:
-        """Send the gradients that the passes after it have left through the beginning."""
+        """Backpropagate through the prefix the gradients that the later passes accumulated."""
         known: list[tuple[Tensor, Tensor]] = []
         for module, copies in self._copies.items():
             for made, copy in zip(self._made[module], copies, strict=True):
@@ -71,12 +78,12 @@ class Beginning:
                 torch.autograd.backward([made for made, _ in known], [grad for _, grad in known])
 
     def keep(self, module: nn.Module, own: KeyValue) -> KeyValue:
-        """Remember the keys and values that a layer attends to in the pass that makes the beginning."""
+        """Store and return the keys and values of a layer in the pass over the prefix."""
         self._made.setdefault(module, own)
         return own
 
     def extend(self, module: nn.Module, own: KeyValue) -> KeyValue:
-        """Return keys and values that a layer attends to in a pass after it."""
+        """Return the prefix's keys and values followed by the layer's own, in a pass that continues the prefix."""
         if module not in self._copies:
             key, value = (_leaf(each) for each in self._made[module])
             self._copies[module] = key, value
@@ -86,7 +93,7 @@ class Beginning:
 
 
 def _leaf(made: Tensor) -> Tensor:
-    """Return a copy that gathers gradients, in float32 at least, however many packs add theirs."""
+    """Return a copy that accumulates the gradients of all packs, in float32 or higher precision."""
     exact = torch.promote_types(made.dtype, torch.float32)
     return made.detach().to(exact).requires_grad_(made.requires_grad)
 

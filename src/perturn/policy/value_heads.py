@@ -1,8 +1,9 @@
-"""Values of turns: a linear head on the last hidden states of a policy that does not move.
+"""Values of turns: linear regressions on the last hidden states of a frozen policy.
 
-V of a turn is read where its first token is predicted: after everything the policy had seen, and before its action.
-Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink. Such a V does
-not depend on the episode's actions, so as a baseline it does not change the expected gradient.
+V of a turn is predicted from the hidden state that predicts the action's first token. This state has read everything
+before the action, and nothing of it. Regressions are cross-fitted: an episode's regression, and its penalty, are fitted
+on other episodes alone. Such a V does not depend on the episode's own actions. So V is a baseline that does not change
+the expected gradient.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from perturn.config.sections import TOKEN_BUDGET
 from perturn.policy.logprobs import hidden_states, pack_by_pack
 
 FOLDS = 5
-"""Parts of the episodes, each of which has a head that is fitted on the others."""
+"""Number of folds. The regression of a fold is fitted on the episodes of all other folds."""
 
 PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
-"""Ridge penalties to choose from, relative to the variance of all features together; 10 leaves little but the mean."""
+"""Ridge penalties to choose from, relative to the features' total variance; at 10, predictions are near the mean."""
 
 _EQUAL = 1e-9
-"""Largest difference of squared errors, as a share of the sum of squared returns, that counts as rounding error."""
+"""Largest difference of squared errors that counts as rounding, as a share of the sum of squared returns."""
 _CONSTANT = 1e-12
-"""Variance of a feature, relative to the largest mean square, below which it is a constant."""
+"""Variance below which a feature counts as constant, relative to the largest mean square of all features."""
 
 
 @dataclass(frozen=True)
 class ValueHead:
-    """A number from features: w (x - c) + b."""
+    """A linear predictor on features x: w (x - c) + b."""
 
     center: Tensor
     """c, float64 [features]."""
@@ -48,7 +49,7 @@ class ValueHead:
 
 
 ByToken = Sequence[Sequence[Sequence[float]]]
-"""Numbers at the first tokens of each turn, one or more a turn `[trajectories][turns][tokens]`."""
+"""Numbers at the first tokens of each turn, at least one per turn `[trajectories][turns][tokens]`."""
 
 
 def turn_values(
@@ -57,14 +58,14 @@ def turn_values(
     """Return V at the first tokens of each turn, fitted to the returns of other episodes.
 
     Args:
-        model: A causal language model on the device to compute on.
-        sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is
-            unknown, and the token is not learned.
-        token_budget: Tokens of one pass.
+        model: A causal language model on the device of the computation.
+        sequences: Episodes as tokens, with all of their turns; the index of an episode determines its fold.
+        targets: Return from each token on at which V is wanted, in units of reward. NaN: the return is unknown, and the
+            token is not used for fitting.
+        token_budget: Largest number of tokens in one forward pass.
 
     Returns:
-        V, in units of reward, where targets are; 0 for an episode that is the only one.
+        V at the same tokens, in units of reward; 0 if there is only one episode.
     """
     wanted = [[len(turn) for turn in of_one] for of_one in targets]
     features = turn_features(model, sequences, wanted, token_budget)
@@ -83,13 +84,13 @@ def turn_features(
     wanted: Sequence[Sequence[int]],
     token_budget: int = TOKEN_BUDGET,
 ) -> list[Tensor]:
-    """Return the last hidden states where the first tokens of each turn are predicted, computed pack by pack.
+    """Return the last hidden states that predict the first tokens of each turn, computed pack by pack.
 
     Args:
-        model: A causal language model on the device to compute on.
+        model: A causal language model on the device of the computation.
         sequences: Episodes as tokens.
-        wanted: How many of the first tokens of each turn `[trajectories][turns]`.
-        token_budget: Tokens of one pass.
+        wanted: Number of first tokens of each turn `[trajectories][turns]`.
+        token_budget: Largest number of tokens in one forward pass.
 
     Returns:
         One tensor per episode, float32 on the CPU [wanted tokens, features].
@@ -105,9 +106,9 @@ def action_features(
     """Return the last hidden states at the last token of each turn's action, computed pack by pack.
 
     Args:
-        model: A causal language model on the device to compute on.
+        model: A causal language model on the device of the computation.
         sequences: Episodes as tokens.
-        token_budget: Tokens of one pass.
+        token_budget: Largest number of tokens in one forward pass.
 
     Returns:
         One tensor per episode, float32 on the CPU [turns, features].
@@ -117,9 +118,9 @@ def action_features(
 
 
 def _behind(encoded: Encoded) -> Encoded:
-    """Return the episode with loss on the token after each turn alone; the state that predicts it has seen the turn.
+    """Return the episode with loss only on the token after each turn; the hidden state before it has read the turn.
 
-    A sequence that ends with a turn has one token more, which no other sees.
+    One token is appended to each sequence, so that a last turn has a token after it.
     """
     ids: list[int] = []
     behind: list[int] = []
@@ -133,7 +134,12 @@ def _behind(encoded: Encoded) -> Encoded:
 
 
 def first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
-    """Return the episode with loss on the first tokens of each turn alone."""
+    """Return the episode with loss only on the first tokens of each turn.
+
+    Args:
+        encoded: The episode as tokens.
+        counts: Number of first tokens of each turn.
+    """
     seen: Counter[int] = Counter()
     kept = []
     for turn in encoded.turn:
@@ -147,22 +153,21 @@ def cross_fit(
 ) -> list[Tensor]:
     """Return predictions for each episode by ridge regression on the episodes of the other folds.
 
-    Every statistic is of these others alone: the mean and deviation that standardize features, and the penalty, which
-    is chosen by leaving out one of their folds after the other.
+    Every statistic comes from the other folds alone: mean and deviation of the features, and the penalty. The penalty
+    is chosen by cross-validation over these folds.
 
     Source: cross-fitting as in Chernozhukov et al. 2018, "Double/debiased machine learning", The Econometrics Journal
     21(1).
-    Differs: what is predicted is a baseline of a policy gradient. Folds are of episodes, not of tasks: other samples of
-    a task are independent given it, and tell the most.
+    Differs: the prediction is a baseline of a policy gradient. By default, folds are episodes and not tasks: given the
+    task, its other episodes are independent, and they are the most informative.
 
     Args:
-        features: Of each episode, at least one row [rows, features].
-        targets: Of each episode, float64 [rows]; NaN in rows that are not learned from.
-        folds: The fold of each episode, from 0 without a gap; None: its index modulo their number.
+        features: For each episode, features of at least one row [rows, features].
+        targets: For each episode, targets, float64 [rows]; NaN in rows that are not used for fitting.
+        folds: Fold of each episode, numbered from 0 without gaps; None: the episode's index modulo `FOLDS`.
 
     Returns:
-        One tensor per episode, float64 [rows]; 0 where there is one episode, or fold, alone, or none to learn
-        from.
+        One tensor per episode, float64 [rows]; 0 if there is only one fold, or the other folds have no targets.
     """
     folds = _dealt(len(features)) if folds is None else folds
     if len(set(folds)) < 2:
@@ -178,12 +183,12 @@ def cross_fit(
 def fit_values(
     features: Sequence[Tensor], targets: Sequence[Tensor], folds: Sequence[int] | None = None
 ) -> ValueHead:
-    """Return a ridge regression on all episodes, for other episodes; folds choose the penalty as in `cross_fit`.
+    """Return a ridge regression fitted on all episodes, for use on new episodes.
 
     Args:
-        features: Of each episode, at least one row [rows, features].
-        targets: Of each episode, float64 [rows].
-        folds: As `cross_fit` has them.
+        features: For each episode, features of at least one row [rows, features].
+        targets: For each episode, targets, float64 [rows].
+        folds: Folds of the cross-validation that chooses the penalty, as in `cross_fit`.
     """
     folds = _dealt(len(features)) if folds is None else folds
     center = torch.cat(list(features)).mean(0, dtype=torch.float64)
@@ -200,21 +205,20 @@ def fit_values(
 
 
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
-    """Return parts that add up to a number of each episode, by ridge regression on the episodes of the other folds.
+    """Return contributions of an episode's parts that add up to the episode's target, by ridge regression.
 
         min_(w, b)  mean((sum_t c_t - S)^2) + penalty d mean(T^2) |s w|^2,   c_t = w x_t + b
 
-    It is `cross_fit` with one row per episode, whose features are sums, and where b counts as often as there
-    are parts, T. s are the deviations of the d features, of the means over an episode's parts, each counted
-    T^2 times.
+    This is `cross_fit` with one row per episode: its features are the sums over the T parts, and b is added T times.
+    s are the deviations of the d features, taken over the episodes' mean features with weights T^2.
 
     Args:
-        features: x of each part of each episode, at least one [parts, features].
+        features: For each episode, x of its parts, at least one [parts, features].
         targets: S of each episode.
 
     Returns:
-        c by the head of each fold, one tensor per episode, float64 [folds, parts]. Of n folds, the fold of an
-        episode is its index modulo n. One episode alone has one, and 0.
+        Contributions c by the regression of each fold, one tensor per episode, float64 [folds, parts]. With n folds,
+        the fold of an episode is its index modulo n. A single episode has one fold, and contributions 0.
     """
     if len(features) < 2:
         return [torch.zeros(1, len(own), dtype=torch.float64) for own in features]
@@ -228,16 +232,16 @@ def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list
 
 
 def explained_variance(values: ByToken, targets: ByToken) -> float | None:
-    """Share 1 - var(G - V) / var(G) of the variance of returns that V explains, over the first tokens of all turns.
+    """Return the explained variance 1 - var(G - V) / var(G) of returns G, over the first tokens of all turns.
 
-    It is 1 for a perfect V, 0 for a constant and below 0 for a worse one.
+    It is 1 for a perfect V, 0 for a constant V, and negative for a V that is worse than a constant.
 
     Args:
         values: V, in units of reward.
-        targets: G, the return from there on, in units of reward; turns where it is NaN do not count.
+        targets: G, the return from each token on, in units of reward; turns with NaN are ignored.
 
     Returns:
-        The share, without unit; None where all returns are one number.
+        The explained variance, without unit; None if all returns are equal.
     """
     value, target = (
         torch.tensor([turn[0] for of_one in each for turn in of_one], dtype=torch.float64)
@@ -251,34 +255,34 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape, in their order."""
+    """Return the sum of tensors of equal shape."""
     return torch.stack(list(tensors)).sum(0)
 
 
 def _centered(features: Sequence[Tensor]) -> list[Tensor]:
-    """Return features less their mean over all episodes, which changes no fit and saves digits, float64."""
+    """Return features minus their mean over all episodes, float64; no fit changes, and rounding errors shrink."""
     center = torch.cat(list(features)).mean(0, dtype=torch.float64)
     return [own - center for own in features]
 
 
 def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
-    """Return features, intercept factor and target side by side, float64 [rows, features + 2]."""
+    """Return features, the intercept's factor and target as one matrix, float64 [rows, features + 2]."""
     return torch.cat([features, constant.double()[:, None], targets[:, None]], 1)
 
 
 def folds_by(keys: Sequence[Hashable]) -> list[int]:
-    """Return the fold of each key, in turn; equal keys are in one fold."""
+    """Return the fold of each key, dealt in order of first occurrence; equal keys are in the same fold."""
     order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return [order[key] % min(FOLDS, len(order)) for key in keys]
 
 
 def _dealt(episodes: int) -> list[int]:
-    """Return folds of this number of episodes, as indices."""
+    """Return the default fold of each of a number of episodes."""
     return folds_by(range(episodes))
 
 
 def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
-    """Return for each of at least two folds the head that is fitted on the other folds [features + 2]."""
+    """Return, for each of at least two folds, the coefficients fitted on the other folds [features + 2]."""
     known = [own[own[:, -1].isfinite()] for own in rows]
     moments = [
         _sum([own.T @ own for own, its in zip(known, folds, strict=True) if its == fold])
@@ -292,10 +296,10 @@ def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
 
 
 def _penalty(moments: Sequence[Tensor]) -> float:
-    """Return the penalty whose heads predict each of these folds best from the others; of one fold alone, the largest.
+    """Return the penalty with the smallest cross-validation error over these folds; for one fold, the largest penalty.
 
-    Of equally good ones it is the first. Equal is what differs by rounding alone, which is another one where the same
-    episodes lie in another order, or beside other ones: the choice would then depend on more than these folds.
+    Errors that differ by less than rounding count as equal, and the first penalty wins. Otherwise the choice could
+    change with the order of the episodes, or with other episodes in the same batch.
     """
     if len(moments) < 2:
         return PENALTIES[0]
@@ -309,7 +313,7 @@ def _penalty(moments: Sequence[Tensor]) -> float:
 
 
 def _left_out(moments: Sequence[Tensor], penalty: float) -> float:
-    """Return the sum of squared errors in each fold of a head that is fitted on the others."""
+    """Return the cross-validation error: the sum of squared errors in each fold, fitted on the other folds."""
     total = 0.0
     for index, own in enumerate(moments):
         head = _fit(_sum([*moments[:index], *moments[index + 1 :]]), penalty)
@@ -318,16 +322,16 @@ def _left_out(moments: Sequence[Tensor], penalty: float) -> float:
 
 
 def _fit(moments: Tensor, penalty: float) -> Tensor:
-    """Return ridge regression on standardized features, with an intercept that is not shrunk.
+    """Return the ridge regression on standardized features; the intercept is not penalized.
 
         min_w  mean((V - G)^2) + penalty d |s w|^2,   V = w x + b,   s the deviations of the d features
 
-    Where rows have another constant than 1, V = w x + constant b: the same formulas fit x and G over the constant, with
-    its square as a row's weight.
+    A row's constant is the factor of b, so V = w x + constant b. For constants other than 1, the same formulas fit x
+    and G divided by the constant, and weight the row by the square of its constant.
 
     Args:
         moments: Z'Z of rows Z = (x, constant, G), float64 [features + 2, features + 2].
-        penalty: One of PENALTIES.
+        penalty: One of `PENALTIES`.
 
     Returns:
         w, b and -1, whose product with a row is V - G [features + 2].

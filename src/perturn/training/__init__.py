@@ -1,1 +1,1 @@
-"""TurnTrainer and its parts: rows, weights, metrics, evaluation."""
+"""`TurnTrainer` and its parts: settings, rows, turn weights, metrics, evaluation and sharding."""

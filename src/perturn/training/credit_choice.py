@@ -1,4 +1,4 @@
-"""Choice of the credit that weighs the turns for a loss."""
+"""Loss and credit of a training: how both are built from their settings, and whether they fit together."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from perturn.table import check_names
 from perturn.types import Trajectory
 
 CREDIT_NAMES = frozenset({"needs", "traits", "weigh", "clips"})
-"""Attributes of a credit that are read."""
+"""Attributes of a credit that Perturn reads."""
 
 ROW_NEEDS = names_of((Reference.name, Distance.name))
-"""Quantities that training has of a row by itself: computed, or measured into its turns."""
+"""Quantities that training can compute for a single row, without its group."""
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:
-    """Turn section `credit` into the credit; `name` is in CREDITS or is `module:Class`.
+    """Build a credit from the section `credit` of a recipe.
+
+    Args:
+        section: Name and settings of the credit; the name is a key of `CREDITS` or `module:Class`.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it does not say what it reads, or how.
+        ConfigError: If there is no such credit, a setting is wrong, or the credit does not declare its inputs.
     """
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
@@ -38,16 +41,16 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
 
 
 def check_credit(credit: Any, name: str) -> None:
-    """Reject a credit that does not declare its inputs, or how it reads them.
+    """Reject a credit whose declarations `needs` and `traits` are missing or wrong.
 
     Raises:
-        ConfigError: With the missing inputs.
+        ConfigError: If a declaration is missing or wrong; the message lists the faults.
     """
     check_none(_faults(credit, name))
 
 
 def _faults(credit: Any, name: str) -> Iterator[str]:
-    """Yield missing declarations of a credit on its inputs."""
+    """Yield an error message for each missing or wrong declaration of a credit."""
     members = set(dir(credit))
     if not {"needs", "traits"} <= members:
         yield (
@@ -76,12 +79,12 @@ def _faults(credit: Any, name: str) -> Iterator[str]:
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """Return the credit that weighs the turns of a loss.
+    """Return the credit that gives the turn weights for a loss.
 
     Args:
         loss: The loss.
-        settings: The section that it was made from.
-        section: `name` of a credit and its settings; None: the loss's own.
+        settings: The section `loss` from which the loss was built.
+        section: Name and settings of a credit; None: the loss's default credit.
 
     Raises:
         ConfigError: If there is no such credit, a setting is wrong, or training does not compute an input of the
@@ -100,7 +103,7 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
 
 
 def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[str]:
-    """Yield why a credit cannot weigh the turns of a loss."""
+    """Yield an error message for each reason why a credit cannot give the turn weights for a loss."""
     if credit.traits.needs_group and loss.traits.needs_rejected:
         yield (
             f"credit {name!r} compares the trajectories of a group, and loss {trained!r} the two "
@@ -112,7 +115,7 @@ def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[st
             f"credit {name!r} sets the clip range of a turn, and loss {trained!r} has none; name a "
             "loss that has one, such as ppo-clip."
         )
-    if loss.traits.needs_behavior:  # of groups, whose quantities are computed before training
+    if loss.traits.needs_behavior:  # quantities of groups are computed before training
         return
     of_group = credit.traits.needs_group
     computed = frozenset() if of_group else ROW_NEEDS
@@ -126,11 +129,14 @@ def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[st
 
 
 def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
-    """Turn section `loss` into the loss; `name` is in LOSSES.
+    """Build a loss from the section `loss` of a recipe.
+
+    Args:
+        section: Name and settings of the loss; the name is a key of `LOSSES`.
+        where: Path of the section in the recipe, for error messages.
 
     Raises:
-        ConfigError: If there is no such loss, a setting is wrong, or the loss does not keep its protocol; `where` is
-            the section's place.
+        ConfigError: If there is no such loss, a setting is wrong, or the class does not implement the protocol `Loss`.
     """
     loss: Loss = build(LOSSES, section, where)
     check_loss(loss)
@@ -138,7 +144,7 @@ def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
 
 
 def loss_and_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[Loss, Credit]:
-    """Return the loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
+    """Build the loss and the credit from the sections `loss` and `credit` of a recipe; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong.
@@ -148,7 +154,7 @@ def loss_and_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) 
 
 
 def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
-    """Return the credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
+    """Return the name of the credit for a recipe's sections `loss` and `credit`, and the credit; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong.
@@ -159,23 +165,23 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
 
 
 def weighs_alone(credit: Credit) -> bool:
-    """Return whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
-    traits = credit.traits  # of branches, an episode has some of its own
+    """Return whether a credit can give useful weights to the only trajectory of a task."""
+    traits = credit.traits  # credits for branches compare an episode with its own branches
     return not traits.needs_group or traits.trains_branches or traits.weighs_alone
 
 
 def trains_own_turns(credit: Credit) -> bool:
-    """Return whether the turns that a branch shares carry no loss, since the resumed episode has loss on them."""
+    """Return whether a branch carries loss only on its own turns, because the original episode covers the others."""
     return credit.traits.trains_branches or credit.traits.takes_unfinished
 
 
 def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
-    """Say whether a row of a credit carries loss on its own turns alone; None where the episode took over none."""
+    """Return whether a trajectory carries loss only on its own turns; None if it is no branch."""
     return None if trajectory.origin is None else trains_own_turns(credit)
 
 
 def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """Return the credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
+    """Return the credit for a recipe's sections `loss` and `credit`, for use on single rows; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.

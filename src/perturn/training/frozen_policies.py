@@ -1,4 +1,4 @@
-"""Policies that do not change, such as the reference, and their outputs for the rows of a training."""
+"""Frozen policies, such as the reference, and their log-probabilities for the rows of a training."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from perturn.training.turn_config import TurnConfig
 
 
 class Frozen:
-    """A policy that does not move, whose log-probabilities rows hold.
+    """A frozen policy that adds its log-probabilities to rows.
 
-    It is computed before training. Rows that come later need the same policy, and the trained one has moved by then.
+    The log-probabilities are computed before training. Rows that are added later need the same policy, but the trained
+    model has changed by then. So this class checks which model still equals the frozen policy.
     """
 
     def __init__(self, name: str, args: TurnConfig, precision: Precision) -> None:
-        """Ask nothing yet.
+        """Store the settings; nothing is computed yet.
 
         Args:
-            name: Field of an example that it fills: `reference` or `proximal`.
+            name: Field of an example for the log-probabilities: `reference`, `proximal`, or an input of the loss.
             args: Settings of the training.
-            precision: That training runs in.
+            precision: Precision of training.
         """
         self._name, self._args, self._precision = name, args, precision
         self._identity: str | None = None
@@ -41,36 +42,40 @@ class Frozen:
         self._beneath: Tensor | None = None
 
     def ask(self, parts: Iterable[Examples], model: Any, track: Track | None) -> None:
-        """Give each row the log-probabilities of the policy, which are kept on disk.
+        """Add the policy's log-probabilities to each row, with a cache on disk.
 
         Args:
-            parts: The rows.
-            model: The policy.
-            track: Wraps the work to show progress; None: tqdm, unless `disable_tqdm`.
+            parts: Sets of rows.
+            model: The model of the frozen policy.
+            track: Function that wraps an iterable to show progress; None: tqdm, unless `disable_tqdm` is set.
         """
         with self._on_device(model):
             self._identity = reference_identity(model, self._precision)
             self._fill(parts, model, self._identity, track)
 
     def keep(self, load: Callable[[], Any] | None) -> None:
-        """Remember how to load the policy again for later rows; None, or a call that returns None: it is gone."""
+        """Store a function that returns the policy's model for later rows.
+
+        Args:
+            load: The function, which returns None if the model no longer exists; None: the model cannot be loaded.
+        """
         self._load = load
 
     def keep_beneath(self, model: Any) -> None:
-        """Remember the policy as the model that adapters are added to after this call."""
+        """Record that the policy is this model without the adapters that are added to it after this call."""
         with self._on_device(model):
             self._beneath = probe_logprobs(model, self._precision)
 
     def ask_later(self, part: Examples, trained: Any) -> None:
-        """Give rows that come later the log-probabilities of the policy that the first rows hold.
+        """Add the policy's log-probabilities to rows that are added after the first rows.
 
         Args:
-            part: The rows.
-            trained: The model in training, in its current state; None if it cannot be the policy, or its weights are
-                divided among processes.
+            part: The later rows.
+            trained: The model in training, in its current state. None: it cannot equal the policy, or its weights are
+                sharded over processes.
 
         Raises:
-            ConfigError: If the policy no longer exists.
+            ConfigError: If no available model equals the policy.
         """
         assert self._identity is not None
         for model, without_adapters in self._candidates(trained):
@@ -86,7 +91,7 @@ class Frozen:
         )
 
     def _candidates(self, trained: Any) -> Iterator[tuple[Any, bool]]:
-        """Yield models that may be the policy, and whether without their adapters."""
+        """Yield models that may equal the policy, each with whether to disable its adapters."""
         if trained is not None:
             yield trained, self._beneath is not None
         again = None if self._load is None else self._load()
@@ -94,8 +99,8 @@ class Frozen:
             yield again, False
 
     def _is_same(self, model: Any, without_adapters: bool) -> bool:
-        """Return whether a model is the policy that the first rows hold the log-probabilities of."""
-        if without_adapters:  # they give the layers other names, and so the model another identity
+        """Return whether a model equals the policy that computed the log-probabilities of the first rows."""
+        if without_adapters:  # adapters rename the layers, and thus change the identity
             assert self._beneath is not None
             return torch.equal(probe_logprobs(model, self._precision), self._beneath)
         return reference_identity(model, self._precision) == self._identity
@@ -116,7 +121,7 @@ class Frozen:
 
     @contextmanager
     def _on_device(self, model: Any) -> Iterator[None]:
-        """Move the model to the device that trains, and back at the end of the block."""
+        """Move the model to the device of training, and move it back at the end of the context."""
         home = model.device
         if home != self._args.device:
             model.to(self._args.device)

@@ -1,4 +1,4 @@
-"""Rows that training is given, as examples; rows that training cannot use are named before the first step."""
+"""Conversion of training rows into examples; errors name unusable rows before the first optimizer step."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def take_rows(
     """Read and tokenize rows.
 
     Args:
-        rows: Rows in any of the forms that training takes; or a file or folder of them, or a data set of the Hub.
-        name: Name of the data set, for messages.
-        loss: What the rows are for.
-        encode: A row as tokens.
-        max_length: Length limit that `encode` keeps, for messages.
-        context: Most tokens of a sequence that the model takes; None: any number.
+        rows: Rows in any format that training accepts; or a file or folder of rows, or a dataset of the Hub.
+        name: Name of the dataset, for messages.
+        loss: The loss, which determines the kind of rows.
+        encode: Function that converts a row into tokens.
+        max_length: Length limit of `encode` in tokens, for messages.
+        context: Context length of the model in tokens; None: no limit.
 
     Returns:
-        The examples, and the rows that they are of.
+        The examples, and the rows from which they were made.
 
     Raises:
-        DataError: If there is no row, or naming the rows that cannot be read or tokenized, each reason once; or naming
-            the longest row, if the model does not take it.
+        DataError: If there are no rows, rows cannot be read or tokenized, or a row is longer than the context. The
+            message names the rows and gives each reason once.
     """
     if isinstance(rows, Mapping):
         raise DataError(
@@ -69,7 +69,7 @@ def take_rows(
             encoded.append(encode(parsed))
             taken.append(parsed)
             names.append(f"{name} {unit} {label}")
-        except (DataError, ModelError) as error:  # a template may refuse a row
+        except (DataError, ModelError) as error:  # a chat template may reject a row
             refused.append((label, str(error)))
             if len(refused) == MOST_REFUSED:
                 break
@@ -85,9 +85,11 @@ def take_rows(
 
 
 def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
-    """Return rows with their number and place, whether Arrow holds them, and the unit of a place.
+    """Return rows with their locations; rows in Perturn's own format are parsed.
 
-    Rows of Perturn's own form are read.
+    Returns:
+        Pairs of location and row, where a location is (index, label). Whether the rows come from Arrow. The unit of a
+        label, such as `row` or `line`.
     """
     if isinstance(rows, str | os.PathLike):
         source = open_rows(rows)
@@ -98,7 +100,7 @@ def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, 
 
 
 def _own(row: Any) -> Any:
-    """Return a row of Perturn's own format, parsed, or its error; any other row unchanged."""
+    """Parse a row in Perturn's own format and return it, or its error; return any other row unchanged."""
     try:
         return own_row(row) or row
     except DataError as error:
@@ -106,12 +108,17 @@ def _own(row: Any) -> Any:
 
 
 def _comes_from_arrow(rows: object) -> bool:
-    """Return whether rows are of a `datasets` data set, which fills in None for each key that a row lacks."""
+    """Return whether rows are a dataset of the package `datasets`, which adds missing keys to rows as None."""
     return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(rows).__mro__)
 
 
 def mismatched(prompt: Trajectory, actions: Trajectory) -> Trajectory:
-    """Return an episode in the order it was played, after the prompt and the observation of another episode's task."""
+    """Return an episode whose prompt and first observation are replaced by another episode's.
+
+    Args:
+        prompt: Episode that gives the prompt, the tools and the first observation.
+        actions: Episode that gives the turns.
+    """
     first = replace(
         actions.turns[0], observation=prompt.turns[0].observation, recalled=prompt.turns[0].recalled
     )
@@ -126,12 +133,13 @@ def with_mismatched(
     renderer: Renderer,
     max_length: int | None,
 ) -> list[Example]:
-    """Return the examples; each continues its own prompt, with the actions of the last row that has another prompt.
+    """Return the examples, each with a mismatched row: its own prompt, followed by another row's actions.
 
-    Before the first row comes the last. A prompt is all that comes before the first action.
+    The actions come from the nearest earlier row with another prompt; the row before the first row is the last row. A
+    prompt is everything before the first action.
 
     Raises:
-        DataError: If all rows have one prompt, or the actions of a row do not fit after the prompt of another.
+        DataError: If all rows have the same prompt, or the actions of a row do not fit after another row's prompt.
     """
     episodes = [row.trajectory for row in rows]
     partners = [episodes[partner] for partner in _partners([_posed(one) for one in episodes])]
@@ -143,7 +151,11 @@ def with_mismatched(
 
 
 def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_length: int | None) -> Encoded:
-    """Return a mismatched row as tokens."""
+    """Encode a mismatched row as tokens; see `mismatched` for the arguments.
+
+    Raises:
+        DataError: If no turn that carries loss fits the length limit.
+    """
     encoded = renderer.encode(mismatched(prompt, actions), max_length)
     if not encoded.turns:
         raise DataError(
@@ -155,13 +167,17 @@ def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_le
 
 
 def _posed(episode: Trajectory) -> str:
-    """Return all that comes before the first action, as one text."""
+    """Return everything before the first action of an episode, as one text."""
     posed = [episode.prompt, episode.tools, episode.template_kwargs, episode.turns[0].observation]
     return json.dumps(posed, sort_keys=True)
 
 
 def _partners(posed: Sequence[str]) -> list[int]:
-    """Return for each text the index of the last different text before it; before the first comes the last."""
+    """Return, for each text, the index of the nearest earlier text that differs; the last text precedes the first.
+
+    Raises:
+        DataError: If all texts are equal.
+    """
     last = next((index for index in reversed(range(len(posed))) if posed[index] != posed[-1]), None)
     if last is None:
         raise DataError(
@@ -174,14 +190,17 @@ def _partners(posed: Sequence[str]) -> list[int]:
 
 
 def sequences_of(examples: Sequence[Example]) -> list[Encoded]:
-    """Return all that a reference is asked of examples: their sides, then their mismatched rows."""
+    """Return the sequences for which frozen policies compute log-probabilities: all sides, then all mismatched rows."""
     return [*sides(examples), *(one.mismatched for one in examples if one.mismatched is not None)]
 
 
 def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Tensor]) -> list[Example]:
-    """Return the examples with log-probabilities of their `sequences_of`, in nats, under the key `name`.
+    """Return the examples with log-probabilities of their sequences under a frozen policy.
 
-    It is reference, proximal, or the name of an input of the loss.
+    Args:
+        examples: The examples.
+        name: `reference`, `proximal`, or the name of an input of the loss.
+        logprobs: Log-probabilities of each sequence from `sequences_of`, in nats [loss tokens].
     """
     found, made = iter(logprobs), []
     for one in examples:
@@ -206,14 +225,14 @@ def mismatches(
 
     Args:
         loss: The loss.
-        compute: Computes, from a pack, the log-probabilities of its loss tokens under the policy, a further result, and
-            the inputs that the loss reads besides, by name.
-        packs: Mismatched rows; a pack of no row is computed and gives none.
+        compute: Function of a pack that returns the log-probabilities of its loss tokens under the policy, an ignored
+            result, and the loss's additional inputs by name.
+        packs: Packs of mismatched rows. An empty pack is computed too, but gives no inputs.
     """
     found: list[float] = []
     for pack in packs:
         logprobs, _, read = compute(pack)
-        if "pairs" in pack:  # of no row
+        if "pairs" in pack:  # an empty pack
             continue
         read |= inputs_of(pack)
         side = TurnLogprobs(logprobs, pack.get("reference"), pack["turn"], pack["trajectory"], inputs=read)

@@ -1,4 +1,4 @@
-"""Sampled episodes as rows of training, with sampling log-probabilities and the weights of a group."""
+"""Sampled episodes as training rows, with sampling log-probabilities and the turn weights of a group."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ Needed = Mapping[str, Sequence[Any]]
 
 
 def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, filled: bool = False) -> Row:
-    """Return a row in any form that training takes; a pair becomes its chosen side where the loss reads one side.
+    """Parse a row in any format that training accepts, and check that the loss can use it.
+
+    If the loss reads one side only, a pair becomes its chosen side.
 
     Args:
-        row: The row, or its fault.
-        index: Its number.
-        loss: What it is for.
-        tally: Collects the facts found in the row.
-        filled: Whether the row is of a data set that Arrow holds.
+        row: The row, or the error that occurred when it was read.
+        index: Index of the row.
+        loss: The loss.
+        tally: Collects facts about rows that are reported to the user later.
+        filled: Whether the row comes from Arrow, which adds missing keys as None.
 
     Raises:
-        DataError: If the row is malformed, or the loss learns from another kind of row.
+        DataError: If the row is malformed, or the loss needs another kind of row.
     """
     if isinstance(row, WeightedTrajectory) and row.clip is not None and not loss.traits.reads_clip:
         raise DataError(
@@ -57,7 +59,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
     parsed: Row = row if known else read_row(row, index, tally, filled=filled)
     if loss.traits.needs_mismatched:
         return _labelled(parsed, row)
-    if isinstance(parsed, WeightedTrajectory) and not known:  # its weights are of a label
+    if isinstance(parsed, WeightedTrajectory) and not known:  # its weights come from a label
         raise DataError(f"row: {ONLY_KTO}")
     if isinstance(parsed, PreferencePair):
         if loss.traits.needs_behavior:
@@ -72,7 +74,11 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
 
 
 def _labelled(row: Row, given: Any) -> WeightedTrajectory:
-    """Return a row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
+    """Return a row with a label, which is the sign of its turn weights; TRL's `label` gives weights of 1 or -1.
+
+    Raises:
+        DataError: If the row is a pair, has no label, or has weights of both signs.
+    """
     if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
         raise DataError("the row is a pair, and has a label; leave one of the two out.")
     if not isinstance(row, WeightedTrajectory):
@@ -91,17 +97,17 @@ def _labelled(row: Row, given: Any) -> WeightedTrajectory:
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
-    """Return log-probabilities that the actions were sampled with.
+    """Return the log-probabilities of a trajectory's tokens at sampling.
 
     Args:
-        trajectory: As it was played.
-        encoded: In the form for training; turns that training leaves out are left out here.
+        trajectory: The trajectory as recorded.
+        encoded: The trajectory as tokens; turns without loss are ignored.
 
     Returns:
-        log mu of its loss tokens, in nats [loss tokens].
+        log mu of the loss tokens, in nats [loss tokens].
 
     Raises:
-        DataError: If an action does not hold one for each of its tokens.
+        DataError: If an action does not have one log-probability for each of its tokens.
     """
     found: list[float] = []
     for index in sorted(set(encoded.loss_turns)):
@@ -123,13 +129,13 @@ def with_weight(
     clip: Sequence[float] | None = None,
     has_spread: bool | None = None,
 ) -> Example:
-    """Return the example of one trajectory with the numbers of its turns; left-out turns take their numbers along.
+    """Return the example of one trajectory with weights and clip factors of its turns that carry loss.
 
     Args:
-        example: As training sees it.
-        weight: Weight of each turn, without unit [turns].
-        clip: Factor on the clip range of each turn, without unit [turns]; None: 1.
-        has_spread: Whether the weights of its group differ from 0; None: True.
+        example: The trajectory as tokens.
+        weight: Weight of each turn of the trajectory, without unit [turns].
+        clip: Factor on the clip range of each turn of the trajectory, without unit [turns]; None: 1.
+        has_spread: Whether the weights of the trajectory's group differ from 0; None: True.
     """
     turns = sorted(set(example.chosen.loss_turns))
     weights, *clips = (
@@ -141,18 +147,18 @@ def with_weight(
 
 
 def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tuple[P, Any]]:
-    """Yield the rows of a dataset with their places, without those that a FAILED episode is in.
+    """Yield the rows of a dataset with their locations, without rows that contain a FAILED episode.
 
-    Nothing is learned from an episode that the environment or the engine broke off. A warning says how many are left
-    out. Of a pair the rejected side counts where the loss reads it.
+    An episode is FAILED if the environment or the engine raised an error; training must not learn from it. A warning
+    reports the number of ignored rows. The rejected side of a pair is only checked if the loss reads it.
 
     Args:
-        rows: In any form that training takes, each with its place.
-        name: Of the dataset.
-        loss: What learns.
+        rows: Pairs of location and row, in any format that training accepts.
+        name: Name of the dataset.
+        loss: The loss.
 
     Raises:
-        DataError: If there are rows, and a FAILED episode is in each.
+        DataError: If there are rows, but each contains a FAILED episode.
     """
     number = left = 0
     for where, row in rows:
@@ -176,7 +182,7 @@ def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tu
 
 
 def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
-    """Return the trajectories of a row that the loss reads; none where the row is not ours."""
+    """Return the trajectories of a row that the loss reads; none if the row is not in Perturn's own format."""
     if isinstance(row, PreferencePair):
         return (row.chosen, row.rejected) if loss.traits.needs_rejected else (row.chosen,)
     if isinstance(row, WeightedTrajectory):
@@ -185,17 +191,17 @@ def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
 
 
 class Weighed(NamedTuple):
-    """Numbers that a credit wrote of one trajectory."""
+    """Numbers that a credit gives the turns of one trajectory."""
 
     weight: Tensor
     """Weight of each turn, without unit [turns]."""
     clip: Tensor | None = None
     """Factor on the clip range of each turn, without unit [turns]; None: 1."""
     own_turns: bool | None = None
-    """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
+    """Whether only the turns after the branching point carry loss; None: the trajectory is no branch."""
 
     def row(self, trajectory: Trajectory) -> WeightedTrajectory:
-        """Return the trajectory with the credit's weights."""
+        """Return the trajectory as a row with these weights and clip factors."""
         clip = None if self.clip is None else tuple(self.clip.tolist())
         return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
 
@@ -207,24 +213,25 @@ def weigh_groups(
     needed: Needed,
     failures: str = "leave_out",
 ) -> dict[int, Weighed]:
-    """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
+    """Ask a credit for the turn weights of each group, and for factors on the clip range if it gives any.
 
-    It is called once for all groups if its statistics run across tasks. Trajectories that do not count in the
-    statistics of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
+    A credit whose statistics run across tasks is called once for all groups. The function
+    `perturn.data.group_account.counts` decides which trajectories count in the statistics of their group. The others
+    are not passed to the credit, and get weights of 0.
 
     Args:
         trajectories: Episodes.
-        groups: Of the trajectories, as `perturn.group.groups_of` makes them.
-        credit: What weighs; with the trait `across_tasks` its statistics run over several tasks.
-        needed: What it needs, by keyword, one entry for each trajectory that counts.
+        groups: Groups of the trajectories, from `perturn.group.groups_of`.
+        credit: The credit.
+        needed: Inputs of the credit by keyword, each with one entry per trajectory that counts.
         failures: One of `perturn.data.group_account.FAILURES`.
 
     Returns:
-        What it wrote of each trajectory, by its index.
+        Numbers of each trajectory, by its index.
 
     Raises:
-        ConfigError: If the credit raises, or gives anything but one finite number per turn, > 0 if it is of a
-            clip range; or if what it needs has not one entry for each trajectory that counts.
+        ConfigError: If the credit raises an error, or does not return one finite number per turn. Clip factors must
+            also be > 0. Also if an input does not have one entry per trajectory that counts.
     """
     compared: list[Sequence[int]] = [group.indices for group in groups]
     if credit.traits.across_tasks:
@@ -255,7 +262,7 @@ def _check_lengths(needed: Needed, counting: int) -> None:
     """Reject inputs of a credit that do not have one entry for each trajectory that counts.
 
     Raises:
-        ConfigError: Naming the entry.
+        ConfigError: If there is such an input; the message names it.
     """
     for name, values in needed.items():
         must = f"have one entry for each of the {counting} trajectories that count in their groups"
@@ -264,18 +271,19 @@ def _check_lengths(needed: Needed, counting: int) -> None:
 
 
 def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
-    """Return the examples with the weights of a credit that compares the episodes of a group.
+    """Return the examples with the turn weights of a credit that compares the episodes of a group.
 
-    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
+    A group is the rows of one task and one policy. The credit gets all turns of each row, even turns that a length
+    limit drops.
 
     Args:
-        examples: The rows in the form for training.
-        rows: Each a trajectory; or all of them with weights, which are kept.
-        credit: See `weigh_groups`.
+        examples: The rows as tokens.
+        rows: The rows: either all are plain trajectories, or all have weights, which are kept.
+        credit: The credit; see `weigh_groups`.
 
     Raises:
-        DataError: If some rows have weights and others have none.
-        ConfigError: If the credit gives anything but one finite number per turn.
+        DataError: If only some rows have weights.
+        ConfigError: If the credit does not return one finite number per turn.
     """
     played = [row for row in rows if isinstance(row, Trajectory)]
     if not played:

@@ -1,7 +1,7 @@
-"""FSDP2: weights, gradients and optimizer of a training divided among processes, by torch's `fully_shard`.
+"""FSDP2: weights, gradients and optimizer state sharded over processes with torch's `fully_shard`.
 
-accelerate treats processes on CPUs as plain data parallelism although FSDP is asked for, without a message. Here the
-model is divided before accelerate sees it, on CPUs and on GPUs by the same lines.
+On CPUs, accelerate silently uses plain data parallelism even if FSDP is configured. This module shards the model before
+accelerate gets it, with the same code on CPUs and GPUs.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from perturn.errors import ConfigError, ModelError, check_fit
 from perturn.policy.models import resuming
 
 _WEIGHTS, _OPTIMIZER = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
-"""Folders of a checkpoint of several processes that hold parts."""
+"""Names of the folders with sharded weights and optimizer in a checkpoint."""
 
 
 def fsdp2(cpu_offload: bool) -> dict[str, Any]:
-    """Return the settings of `TurnConfig` that divide the model among the processes.
+    """Return the settings of `TurnConfig` that shard the model over the processes.
 
     Args:
-        cpu_offload: Keep the parts in the memory of the machine.
+        cpu_offload: Whether to keep the shards in main memory.
     """
     config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "auto_wrap_policy": "NO_WRAP"}
     return {"fsdp": True, "fsdp_config": {**config, "cpu_offload": cpu_offload}}
 
 
 def divide(model: nn.Module, processes: int, cpu_offload: bool) -> None:
-    """Divide the weights of a model among the processes, layer by layer.
+    """Shard the weights of a model over the processes, layer by layer.
 
     Args:
-        model: With its adapters, where it has some; the same in all processes.
-        processes: How many there are.
-        cpu_offload: Keep the parts in the memory of the machine.
+        model: The model with its adapters, equal in all processes.
+        processes: Number of processes.
+        cpu_offload: Whether to keep the shards in main memory.
 
     Raises:
-        ConfigError: If it cannot be divided.
+        ConfigError: If a weight is too small to shard, or the model does not name its layers.
     """
     for name, weight in model.named_parameters():
         must = f"have a first dimension >= {processes}, the processes of launch.sharding=fsdp2"
@@ -78,13 +78,13 @@ def divide(model: nn.Module, processes: int, cpu_offload: bool) -> None:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """Gather the weights in the first process; the others get none. All processes call this together."""
+    """Gather the weights in the first process, and return an empty dict in the others; all processes must call this."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return get_model_state_dict(model, options=options)
 
 
 def _whole(value: Any, keep: bool) -> Any:
-    """Return a tensor of an optimizer, gathered; None where it is not kept."""
+    """Gather a value of the optimizer state from all processes; return it on the CPU if `keep`, else None."""
     if isinstance(value, DTensor):
         value = value.full_tensor()
     return (value.cpu() if isinstance(value, Tensor) else value) if keep else None
@@ -92,9 +92,9 @@ def _whole(value: Any, keep: bool) -> Any:
 
 @contextmanager
 def _reading(checkpoint: str | None) -> Iterator[None]:
-    """Read a checkpoint in the block, with errors for the user, also where torch raises no `Exception`."""
+    """Report errors while a checkpoint is read as `ModelError`, including torch's `CheckpointException`."""
     with resuming(checkpoint), warnings.catch_warnings():
-        # One process may read what several have written.
+        # A single process may read shards that several processes wrote.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
             yield
@@ -103,17 +103,17 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
 
 
 class ShardedTrainer(Trainer):
-    """The part of `TurnTrainer` that divides the model among processes, and loads models that were divided."""
+    """Part of `TurnTrainer` that shards the model over processes, and loads sharded checkpoints."""
 
     model: Any
     optimizer: Any
     lr_scheduler: Any
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Have accelerate know that the model will be divided, on CPUs too.
+        """Tell accelerate that the model will be sharded, on CPUs too.
 
         Raises:
-            ConfigError: If FSDP is asked for in a way that would end as plain data parallelism.
+            ConfigError: If FSDP is configured in a way that accelerate would run as plain data parallelism.
         """
         super().create_accelerator_and_postprocess()
         state: Any = self.accelerator.state
@@ -132,21 +132,23 @@ class ShardedTrainer(Trainer):
 
     @property
     def is_divided(self) -> bool:
-        """Whether this trainer divides the model itself: with FSDP2, unless a policy names the layers to wrap."""
+        """Whether this trainer shards the model itself: with FSDP2, unless `auto_wrap_policy` is set."""
         plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         return plugin is not None and plugin.fsdp_version == 2 and plugin.auto_wrap_policy is None
 
     def _divide(self) -> None:
-        """Divide the model, if FSDP2 is asked for."""
+        """Shard the model if this trainer shards models itself."""
         if self.is_divided:
             offload = bool(self.args.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             divide(self.model, self.args.world_size, offload)
 
     def save_whole_optimizer(self, folder: Path | None) -> None:
-        """Gather the optimizer and write it with its schedule as one process does; all processes call this together.
+        """Gather the optimizer state, and save it with the schedule, in the same files as a training in one process.
+
+        All processes must call this.
 
         Args:
-            folder: Where the first process writes; None in the others.
+            folder: Folder to write, in the first process; None in the others.
         """
         found = self.optimizer.state_dict()
         keep = folder is not None
@@ -173,10 +175,10 @@ class ShardedTrainer(Trainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_whole_weights(self, folder: Path) -> None:
-        """Read the weights of a training of whole copies, and keep this process's part.
+        """Read unsharded weights of a checkpoint, and keep this process's shard.
 
         Raises:
-            ModelError: If they are adapters, beneath which a divided model has other weights.
+            ModelError: If the checkpoint holds adapters: the base weights of a sharded model have another data type.
         """
         if (folder / ADAPTER_SAFE_WEIGHTS_NAME).is_file():
             raise ModelError(
@@ -197,7 +199,7 @@ class ShardedTrainer(Trainer):
                 super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_whole_optimizer(self, folder: Path) -> None:
-        """Read the optimizer that one process has written, or that was gathered, and keep this process's part."""
+        """Read an unsharded optimizer state of a checkpoint, and keep this process's shard."""
         found = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True, mmap=True)
         weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
         for index, of_weight in found["state"].items():
@@ -210,7 +212,7 @@ class ShardedTrainer(Trainer):
         self._load_schedule(folder)
 
     def _load_divided_optimizer(self, folder: Path) -> None:
-        """Read the parts of an optimizer that several processes have written."""
+        """Read a sharded optimizer state that several processes wrote."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         whole = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
         load(whole, storage_reader=FileSystemReader(folder / _OPTIMIZER))

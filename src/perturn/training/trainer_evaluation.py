@@ -1,4 +1,4 @@
-"""Metrics of training steps, and evaluation of a trainer: sets of rows by name, and the values of each row."""
+"""Metrics of training steps, and evaluation: named sets of rows, and values of each row."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from perturn.training.sharding import ShardedTrainer
 from perturn.training.turn_config import TurnConfig
 
 Sets = Examples | dict[str, Examples]
-"""Encoded rows: one set of them, or several by name."""
+"""Encoded rows: one set, or several sets by name."""
 
 
 def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], Examples]) -> Sets:
-    """Encode rows, or each set of a dict of rows.
+    """Encode a set of rows, or each set of a dict.
 
     Args:
         given: Rows, or a dict of rows by name, such as a `datasets.DatasetDict`.
-        name: What they are called in an error.
-        encode: Rows and their name -> encoded rows.
+        name: Name of the rows in error messages.
+        encode: Function of rows and their name that returns encoded rows.
 
     Raises:
-        DataError: If a dict has no set, or a name that is not a text.
+        DataError: If the dict is empty, or a key is no string.
     """
     if not isinstance(given, Mapping):
         return encode(given, name)
@@ -54,14 +54,18 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
 
 
 def parts_of(sets: Sets | None) -> list[Examples]:
-    """Return the sets, without their names."""
+    """Return all sets as a list, without their names."""
     if sets is None:
         return []
     return [sets] if isinstance(sets, Examples) else list(sets.values())
 
 
 def named_set(sets: Any, name: str) -> Any:
-    """Return the set of a name."""
+    """Return the set with a name.
+
+    Raises:
+        DataError: If there is no such set.
+    """
     if not isinstance(sets, Mapping) or name not in sets:
         known = sets if isinstance(sets, Mapping) else ()
         raise DataError(f"no set of eval_dataset is named {name!r}.{did_you_mean(name, known)}")
@@ -69,14 +73,14 @@ def named_set(sets: Any, name: str) -> Any:
 
 
 def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
-    """Reject a metric for the best model that no set has, before training rather than at its first evaluation.
+    """Reject a metric for the best model that no evaluation gives, before training starts.
 
     Args:
-        metric: `metric_for_best_model`; transformers sets it to `loss` where the best model is loaded at the end.
-        sets: What is evaluated on. With one set, metrics have no set's name, such as `eval_loss`.
+        metric: The setting `metric_for_best_model`; transformers sets it to `loss` if `load_best_model_at_end` is set.
+        sets: Sets to evaluate on. With a single set, metrics do not contain its name, as in `eval_loss`.
 
     Raises:
-        ConfigError: If there are several sets, and the metric is of none.
+        ConfigError: If there are several sets, and the metric does not belong to any of them.
     """
     if metric is None or not isinstance(sets, dict):
         return
@@ -86,17 +90,17 @@ def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
 
 
 class RowValues:
-    """Values of each row by name, of several passes and processes, in the order of the rows."""
+    """Collects values of each row over several passes and processes, in the order of the rows."""
 
     def __init__(self) -> None:
         self._batches: list[dict[str, list[float]]] = []
 
     def add(self, packs: Sequence[Batch], of_rows: Sequence[Mapping[str, Tensor]]) -> None:
-        """Keep the values of the rows of one batch of this process.
+        """Store the values of one batch of this process.
 
         Args:
-            packs: The packs of the batch, with the index of each row in it as `row`; those without rows have none.
-            of_rows: Values of the rows of each pack, by name.
+            packs: Packs of the batch. `row` holds the index of each row in the batch; empty packs have no `row`.
+            of_rows: For each pack, the values of its rows by name [rows].
         """
         rows = [row for pack in packs if "row" in pack for row in pack["row"].tolist()]
         values: dict[str, list[float]] = defaultdict(list)
@@ -107,9 +111,9 @@ class RowValues:
         self._batches.append({name: [each[index] for index in order] for name, each in values.items()})
 
     def take(self) -> dict[str, NDArray[np.float32]]:
-        """Return all values by name [rows] since the last call; every process makes it, and waits for the others."""
+        """Return all values since the last call, by name [rows]; all processes must call this."""
         found: dict[str, list[float]] = defaultdict(list)
-        # Batches are dealt to the processes in turn.
+        # accelerate deals batches to the processes in turn.
         for batch in chain.from_iterable(zip_longest(*gather_object([self._batches]), fillvalue={})):
             for name, values in batch.items():
                 found[name] += values
@@ -118,46 +122,46 @@ class RowValues:
 
 
 class EvaluatingTrainer(ShardedTrainer):
-    """The part of `TurnTrainer` that evaluates: rows that it was made with, and rows that come later."""
+    """Part of `TurnTrainer` that evaluates: the trainer's own eval sets, and rows that are added later."""
 
     turn_args: TurnConfig
     _means: dict[str, Means]
     _row_values: RowValues
     _evaluated: dict[str, Tensor]
-    """Numbers of all rows that are evaluated which the loss reads, by keyword."""
+    """Additional inputs of the loss over all evaluated rows, by keyword [rows]."""
 
     def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
-        """Encode rows that come after the trainer was made."""
+        """Encode rows that are added after `__init__`."""
         raise NotImplementedError
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """Return a number of each row that is evaluated, which the loss reads; None for each where it reads none."""
+        """Return, for each evaluated row, the number that the loss reads, or None if it reads no number."""
         raise NotImplementedError
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
-        """Return packs of this process after empty ones, so that all processes make equally many passes."""
+        """Put empty packs before this process's packs, so that all processes make the same number of passes."""
         raise NotImplementedError
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return the precision training runs in."""
+        """Return a context with the precision of training."""
         raise NotImplementedError
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return the metrics of rows; several sets are evaluated one after the other, as in transformers.
+        """Evaluate rows and return their metrics; several sets are evaluated one after the other, as in transformers.
 
         Args:
-            eval_dataset: Rows, in the formats that the trainer is made with; a dict of several sets by name; the name
-                of a set of the trainer's own `eval_dataset`; None: all of that.
+            eval_dataset: Rows in the formats of `train_dataset`, a dict of several sets by name, or the name of a set
+                of the trainer's own `eval_dataset`. None: the trainer's own `eval_dataset`.
             ignore_keys: Not used.
-            metric_key_prefix: Begins the names of the metrics; `_` and the name of a set come after it.
+            metric_key_prefix: Prefix of the names of metrics; with several sets, the set's name follows it.
 
         Raises:
-            PerturnError: If a row is wrong, or the reference is not to be had any more: see `Frozen.ask_later`.
+            PerturnError: If a row is wrong, or the reference is no longer available (see `Frozen.ask_later`).
         """
         if eval_dataset is None and not isinstance(self.eval_dataset, Examples | dict):
-            eval_dataset = self.eval_dataset  # none, or rows that were put there later
+            eval_dataset = self.eval_dataset  # None, or rows that were assigned after `__init__`
             if eval_dataset is None:
                 raise DataError(
                     "there are no rows to evaluate on; give some, or eval_dataset to the trainer."
@@ -171,18 +175,18 @@ class EvaluatingTrainer(ShardedTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return metrics of rows, and as `predictions` a dict of the row values they are means of, by name [rows].
+        """Evaluate rows; return their metrics, and as `predictions` the values of each row by name [rows].
 
-        That is the loss, log-probabilities (`logps/chosen`, also of a row that is not desirable), and of pairs the
-        implicit rewards (`rewards/chosen`). Rows whose episode FAILED are left out, which a warning says.
+        These values are the loss and the log-probabilities (`logps/chosen`, also for undesirable rows). Pairs also
+        have implicit rewards (`rewards/chosen`). Rows with a FAILED episode are ignored, with a warning.
 
         Args:
-            test_dataset: Rows, in the formats that the trainer is made with, or the name of a set of `eval_dataset`.
+            test_dataset: Rows in the formats of `train_dataset`, or the name of a set of `eval_dataset`.
             ignore_keys: Not used.
-            metric_key_prefix: Begins the names of the metrics.
+            metric_key_prefix: Prefix of the names of metrics.
 
         Raises:
-            PerturnError: If a row is wrong, or the reference is not to be had any more: see `Frozen.ask_later`.
+            PerturnError: If a row is wrong, or the reference is no longer available (see `Frozen.ask_later`).
         """
         if test_dataset is None or isinstance(test_dataset, Mapping):
             raise DataError(
@@ -193,13 +197,13 @@ class EvaluatingTrainer(ShardedTrainer):
         return super().predict(self._encode_later(rows, "test"), ignore_keys, metric_key_prefix)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return batches of rows to evaluate on; persistent workers serve the rows that the trainer was made with."""
+        """Return a loader for evaluation; persistent workers are used only for the trainer's own `eval_dataset`."""
         if isinstance(eval_dataset, Examples):
             return self.get_test_dataloader(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate all rows as one step; every metric, the loss too, is a mean over them."""
+        """Evaluate all rows as one step, so that every metric, including the loss, is a mean over all rows."""
         rows = cast("Examples", dataloader.dataset).rows
         statistics = self._statistics(rows)
         self._evaluated = {} if None in statistics else {"step": torch.tensor(statistics)}
@@ -213,7 +217,7 @@ class EvaluatingTrainer(ShardedTrainer):
         return output._replace(predictions=values or None)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0: the Trainer's formula does not know which tokens reach the output layer."""
+        """Return 0, since the Trainer's formula does not fit packed training."""
         return 0
 
     def prediction_step(
@@ -223,7 +227,7 @@ class EvaluatingTrainer(ShardedTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Compute losses and metrics alone; every process passes its own packs."""
+        """Compute losses and metrics of this process's packs; logits are not returned."""
         with torch.no_grad(), self.compute_loss_context_manager():
             packs = [
                 self._prepare_inputs(pack | self._evaluated)
@@ -238,28 +242,28 @@ class EvaluatingTrainer(ShardedTrainer):
 
 
 POSITIONS = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17-32": 32}
-"""Names of ranges of positions that are logged together, with the last turn of each range; later turns are `33-`."""
+"""Ranges of turn positions whose metrics are averaged: the name and the last turn of each range."""
 
 LATER = "33-"
 
 
 class Means:
-    """Means by name of values that several passes and processes have; sums and counts stay on each one's device."""
+    """Running means of values by name, over passes and processes; sums and counts stay on the process's device."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, name: str, values: Tensor) -> None:
-        """Keep the values of one pass of this process, if any; processes need not add equally often, or equal names."""
+        """Add the values of one pass of this process; other processes may add other names, or more or fewer values."""
         if not values.numel():
             return
         part = torch.stack([values.float().sum(), values.new_tensor(values.numel(), dtype=torch.float)])
         self._parts[name].append(part)
 
     def take(self) -> dict[str, float]:
-        """Return the mean of all values of all processes since the last call; every process calls it and waits.
+        """Return the means over all processes since the last call, by name; all processes must call this.
 
-        Of values that are `spread` it is their standard deviation; see `by_position`.
+        Names with `_spread/` get a standard deviation instead; see `by_position`.
         """
         own = {name: torch.stack(parts).sum(0).tolist() for name, parts in self._parts.items()}
         self._parts.clear()
@@ -276,16 +280,17 @@ class Means:
 
 @torch.no_grad()
 def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
-    """Return values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
+    """Return values of each row of a pack by name [rows]: log-probabilities, and implicit rewards of pairs.
 
-    `logps/accuracies` is the ranking accuracy: whether the policy finds the chosen side likelier than the rejected one.
+    `logps/accuracies` is the ranking accuracy: whether the chosen side is more likely than the rejected side under the
+    policy.
     Source: Chen et al. 2024, "Preference Learning Algorithms Do Not Learn Preference Rankings", arXiv:2405.19534,
-    Definition 2.1. Differs: a side is a whole trajectory, and its log-probability the sum over action tokens.
+    Definition 2.1. Differs: a side is a whole trajectory, and its log-probability is the sum over action tokens.
 
     Args:
         loss: The loss.
-        chosen: First sides.
-        rejected: Second sides; None where the loss reads one.
+        chosen: Chosen sides of the rows.
+        rejected: Rejected sides of the rows; None if the loss reads one side.
     """
     found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
     if rejected is not None:
@@ -310,17 +315,17 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return values of a pack to log besides its rows' values, by name; their mean is logged (docs/methods/logged.md).
+    """Return additional values of a pack by name, whose means are logged (docs/methods/logged.md).
 
-    Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
-    `row_metrics`, in whose place they are logged, also where they have no value in this pack.
+    Entropies have one value per token, and weights one value per turn. A diagnostic of the loss replaces the value of
+    `row_metrics` with the same name, even if it has no value in this pack.
 
     Args:
         loss: The loss.
-        chosen: First sides.
-        rejected: Second sides; None where the loss reads one.
-        step: Keyword arguments of the loss for the whole optimizer step.
-        entropy: Of the policy at each loss token, in nats [loss tokens]; None: not known.
+        chosen: Chosen sides of the rows.
+        rejected: Rejected sides of the rows; None if the loss reads one side.
+        step: Keyword arguments of the loss that concern the whole optimizer step.
+        entropy: Entropy of the policy at each loss token, in nats [loss tokens]; None: unknown.
     """
     of_chosen, of_rejected = (None, None) if entropy is None else entropy.tensor_split([len(chosen.policy)])
     found: dict[str, Any] = {"weight/chosen": chosen.weight, "entropy/chosen": of_chosen}
@@ -336,15 +341,15 @@ def step_metrics(
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return values of turns, grouped by position in the episode, also where turns before carry no loss.
+    """Group values of turns by the turn's position in its episode; turns without loss count for the position.
 
     Args:
-        side: The batch.
+        side: Inputs of the loss for the turns.
         values: Values of each turn, by name [turns].
 
     Returns:
-        By name and position, such as `ratio/turn_3-4` [turns there]. `advantage_spread/turn_1` has the squares of
-        `advantage/turn_1`, from which `Means.take` makes the standard deviation.
+        Values by name and range of positions, such as `ratio/turn_3-4` [turns in the range]. `advantage_spread/turn_1`
+        holds the squares of `advantage/turn_1`, from which `Means.take` computes the standard deviation.
     """
     ends = torch.tensor(list(POSITIONS.values()), device=side.turn_index.device)
     number = side.turn_index.new_zeros(side.num_turns).scatter(0, side.turn_index, side.turn.long())
@@ -362,6 +367,6 @@ def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _spread(name: str, means: Mapping[str, float]) -> float:
-    """Return the standard deviation from the mean of the squares and the mean, over all values (population)."""
+    """Return the population standard deviation, from the mean of the squares and the mean."""
     variance = means[name] - means[name.replace("_spread/", "/")] ** 2
     return math.sqrt(max(0.0, variance))

@@ -1,4 +1,4 @@
-"""TurnConfig: the settings of `TurnTrainer`, transformers' and Perturn's."""
+"""`TurnConfig`: the settings of `TurnTrainer`, which extend transformers' `TrainingArguments`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
 _MANY_STEPS = 1_000_000
-"""Steps for which a schedule is tried before the number of steps is known."""
+"""Number of optimizer steps for which the check makes a schedule, since the real number is not known yet."""
 
 
 def _as_in_a_recipe(name: str, kind: type[Train] = Train) -> Any:
-    """Return a setting that a recipe has too, with the recipe's default and help."""
+    """Return a dataclass field with the default and the help text of the same setting in a recipe."""
     return field(default=getattr(kind, name), metadata={"help": " ".join(texts(kind)[name].split())})
 
 
 @dataclass
 class TurnConfig(TrainingArguments):
-    """Settings of `TurnTrainer`: all of `TrainingArguments`, and a loss."""
+    """Settings of `TurnTrainer`: all of `TrainingArguments`, and settings of loss, credit and rows."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
@@ -104,7 +104,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Reject settings that do not exist, with the remedy; `__init__` does the rest."""
+        """Reject unknown settings with a `ConfigError` that suggests the right name."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
@@ -112,31 +112,31 @@ class TurnConfig(TrainingArguments):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check everything that needs no data.
+        """Check all settings that can be checked without data.
 
         Raises:
-            ValueError: If transformers refuses a setting.
-            ConfigError: If we do.
+            ValueError: If transformers rejects a setting.
+            ConfigError: If Perturn rejects a setting.
         """
         for name in ("loss", "credit"):
             value = getattr(self, name)
             if isinstance(value, str) and not value.startswith("{"):
                 setattr(self, name, {"name": value})
         super().__post_init__()  # type: ignore[no-untyped-call]
-        if not torch.accelerator.is_available():  # pinned memory speeds copies to one
+        if not torch.accelerator.is_available():  # pinned memory only speeds up copies to an accelerator
             self.dataloader_pin_memory = False
         self._check_bounds()
         self._check_optimizer()
         self._check_read()
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the warmup steps of the learning rate; 0 for a single step, whose learning rate would be 0."""
+        """Return the number of warmup steps; 0 for a single step, whose learning rate would otherwise be 0."""
         if num_training_steps == 1:
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
     def _check_bounds(self) -> None:
-        """Reject numbers outside their bounds; the bounds of a recipe's settings are declared in the recipe."""
+        """Reject numbers outside their bounds; `Train` declares the bounds of the settings that a recipe has too."""
         hints = get_type_hints(Train, include_extras=True)
         limits = [("seed", SEED), ("data_seed", SEED)]
         limits += [
@@ -147,7 +147,7 @@ class TurnConfig(TrainingArguments):
             check_fit(side is None, name, f"be {side}", getattr(self, name))
 
     def _check_read(self) -> None:
-        """Reject settings that packed rows do not support, that no loss reads, or whose value is unknown."""
+        """Reject settings that packed training does not support, that no loss uses, or whose value is unknown."""
         dispatches = self.accelerator_config.dispatch_batches  # type: ignore[union-attr]
         remedy = "Each process reads and packs its own rows."
         check_fit(not dispatches, "accelerator_config.dispatch_batches", "be off", dispatches, remedy)
@@ -166,7 +166,7 @@ class TurnConfig(TrainingArguments):
             check_fit(value in known, name, f"be one of {', '.join(known)}", value)
 
     def _check_optimizer(self) -> None:
-        """Make the optimizer and the schedule of its learning rate once, for a dummy weight, to find errors early."""
+        """Make the optimizer and the learning-rate schedule for a dummy weight, to find errors before training."""
         with within("AdamW cannot be made: ", after="."):
             optimizer = torch.optim.AdamW(
                 [torch.nn.Parameter(torch.zeros(1))],
@@ -188,7 +188,7 @@ class TurnConfig(TrainingArguments):
 
 
 def _unknown_setting(name: str, known: Collection[str]) -> str:
-    """Return the message about an unknown setting of `TurnConfig`, with the name that was meant."""
+    """Return the error message about an unknown setting of `TurnConfig`, with a suggestion."""
     said = f"unknown setting {name!r} of TurnConfig."
     if (peer := peers().get(name)) is not None:
         return f"{said} {peer.in_config}"
@@ -203,14 +203,18 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
 _OWN = ", ".join(
     sorted({each.name for each in fields(TurnConfig)} - {each.name for each in fields(TrainingArguments)})
 )
-"""Settings that `TrainingArguments` does not have."""
+"""Names of the settings that `TrainingArguments` does not have, as one text."""
 
 
 def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
-    """Return the setting `loss` or `credit` as a section.
+    """Return the setting `loss` or `credit` as a dict with a name.
+
+    Args:
+        value: Value of the setting.
+        name: `loss` or `credit`.
 
     Raises:
-        ConfigError: If it names none.
+        ConfigError: If the value has no name.
     """
     found, example = value if isinstance(value, dict) else {}, {"loss": "tlm-dre", "credit": "discount"}[name]
     check_fit("name" in found, name, f"name a {name}, such as {{'name': '{example}'}}", value)
@@ -218,7 +222,7 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
 
 
 def share_kept(episodes: int | None, train: Sized | None) -> float:
-    """Return training rows over the episodes that were asked for."""
+    """Return the number of training rows divided by the setting `episodes`; 1 if either is None."""
     if episodes is None or train is None:
         return 1.0
     must = f"be >= the {len(train)} training rows"
@@ -232,16 +236,16 @@ _ONE_CALL = {
     "eval_do_concat_batches": True,
     "include_for_metrics": [],
 }
-"""Settings under which `compute_metrics` is called once, with the values of all rows."""
+"""Values of transformers' settings with which `compute_metrics` is called once, with the values of all rows."""
 
 
 def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that packed training does not support, in one process and with this loss.
+    """Yield an error message for each setting that packed training or this loss does not support.
 
     Args:
-        args: Settings.
+        args: Settings of the training.
         loss: The loss.
-        trainer: Further arguments of `transformers.Trainer`.
+        trainer: Other arguments of `transformers.Trainer`.
     """
     if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
         yield "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
@@ -262,7 +266,7 @@ def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[
 
 
 def refuse_frozen(model: torch.nn.Module) -> None:
-    """Reject a model without trainable weights, such as a model with adapters that were loaded for inference."""
+    """Raise a `ConfigError` if a model has no trainable weights, such as adapters that were loaded for inference."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no weight of the model is to be trained; load adapters with "
@@ -271,20 +275,20 @@ def refuse_frozen(model: torch.nn.Module) -> None:
 
 
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
-    """Return whether the packs of a step may continue one shared pass.
+    """Return whether the common prefix of a step's packs may be computed once, in a separate pass.
 
-    Several processes exchange gradients before the gradient of the shared pass is complete. A compiled model, and
-    reentrant checkpointing, do not keep the keys and values of a layer.
+    With several processes this is impossible: they exchange gradients before the prefix's gradient is complete. It is
+    also impossible with a compiled model or reentrant checkpointing, which do not store a layer's keys and values.
     """
     how: Any = (
         args.gradient_checkpointing_kwargs or {}
-    )  # newer transformers copy the newer name into this one
+    )  # newer versions of transformers copy the newer setting to this name
     reentrant = how.get("use_reentrant") or any(map(_reentrant, model.modules()))
     return distributed == DistributedType.NO and not (args.torch_compile or reentrant)
 
 
 def _reentrant(module: torch.nn.Module) -> bool:
-    """Return whether reentrant checkpointing is switched on in a layer."""
+    """Return whether a layer uses reentrant checkpointing."""
     function = getattr(module, "_gradient_checkpointing_func", None)
     on = getattr(module, "gradient_checkpointing", False)
     return bool(on and getattr(function, "keywords", {}).get("use_reentrant"))

@@ -1,7 +1,7 @@
-"""TurnTrainer: a transformers Trainer for losses that weigh turns.
+"""`TurnTrainer`: a transformers `Trainer` for losses with a weight for each turn.
 
-It takes Perturn trajectories or TRL's conversational data, computes the reference once before training, and
-logs TRL's metric names. Everything else, from accelerate to the Hub, is the Trainer's own.
+The trainer reads Perturn trajectories or TRL's conversational data, computes the reference once before training, and
+logs TRL's metric names. Everything else, from accelerate to the Hub, is inherited from `Trainer`.
 """
 
 from __future__ import annotations
@@ -91,23 +91,23 @@ class TurnTrainer(EvaluatingTrainer):
         track: Track | None = None,
         **trainer: Any,
     ) -> None:
-        """Tokenize the data, check it, and compute the reference.
+        """Tokenize and check the data, and compute the reference log-probabilities.
 
         Args:
-            model: A causal language model, or its name or folder. Adapters of a folder or `peft.PeftModel` are trained
-                further; with a `peft_config`, new ones are trained upon the model that a folder merges into.
-            args: Settings.
-            train_dataset: Pairs, trajectories, or rows in a public form; a file or folder of rows, or a data set of the
-                Hub (`owner/name:split`). Where a credit needs groups, rows of one task and one policy are a group.
-            eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
+            model: A causal language model, or its name or folder. Adapters in a folder or a `peft.PeftModel` are
+                trained further. With a `peft_config`, a folder's adapters are merged and new adapters are trained.
+            args: Settings of the training; None: the defaults.
+            train_dataset: Pairs, trajectories, or rows in a public format; a file or folder of rows, or a dataset of
+                the Hub (`owner/name:split`). For credits that need groups, rows of one task and policy form a group.
+            eval_dataset: Rows to evaluate on, in the same formats, or a dict of several sets by name.
             processing_class: The tokenizer; None: the model's own.
             ref_model: The reference policy or its name; None: the model in its current state.
-            peft_config: Train these adapters instead of all weights.
-            track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
-            trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
+            peft_config: Settings of new adapters, which are trained instead of all weights; None: no new adapters.
+            track: Function that wraps an iterable to show progress; None: tqdm, unless `disable_tqdm` is set.
+            trainer: Other arguments of `transformers.Trainer`, such as `callbacks`.
 
         Raises:
-            PerturnError: If a setting or a row is wrong, in one line, before any training.
+            PerturnError: If a setting or a row is wrong; always before training starts.
         """
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
         self._read_settings(trainer)
@@ -136,11 +136,11 @@ class TurnTrainer(EvaluatingTrainer):
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
         self._means = {"train": Means(), "eval": Means()}
-        self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
-        self._row_values, self.tokens_passed = RowValues(), 0  # trained on here, for those who show progress
+        self._evaluated: dict[str, Tensor] = {}  # for training, `get_batch_samples` adds these to packs
+        self._row_values, self.tokens_passed = RowValues(), 0  # for progress displays
 
     def _read_settings(self, trainer: Mapping[str, Any]) -> None:
-        """Build the loss and the credit, and refuse settings that cannot work, before anything is loaded."""
+        """Build loss and credit, and reject unsupported settings, before any model is loaded."""
         args = self.turn_args
         credit = None if args.credit is None else section(args.credit, "credit")
         self.loss: Any
@@ -152,9 +152,9 @@ class TurnTrainer(EvaluatingTrainer):
         check_none(unkept(args, self.loss, trainer))
 
     def _open(self, model: Any, reference: Any, peft_config: Any) -> Any:
-        """Return the model to train, and note how to load the reference again for rows that come later.
+        """Return the model to train, and store how to load the reference again for rows that are added later.
 
-        A reference that was given as a model is not kept alive; once it is gone, later rows are refused.
+        A reference given as a model is only referenced weakly. After the caller deletes it, later rows are rejected.
         """
         args = self.turn_args
         names = ("reference", "proximal", *self._of_frozen)
@@ -172,15 +172,15 @@ class TurnTrainer(EvaluatingTrainer):
     def _compute_inputs(
         self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
     ) -> Any:
-        """Add the outputs of frozen policies to the rows; return the model to train, with its adapters."""
+        """Add log-probabilities of frozen policies to the rows; return the model to train, with its adapters."""
         self._check_tokens(parts, model)
         if self.turn_args.disable_dropout:
             disable_dropout(model)
         keep_ends(model)
-        if peft_config is not None and self.turn_args.fsdp:  # what is not trained takes half the memory
+        if peft_config is not None and self.turn_args.fsdp:  # frozen weights then take half the memory
             model.to(torch.bfloat16)
         prepare(model)
-        # Before adapters, which may change the weights they are added to.
+        # Compute the reference before adding adapters, since some adapters change the base weights.
         self._weigh(parts, model if reference is None else reference, track)
         if peft_config is not None:
             if self.needs_reference and reference is None:
@@ -191,7 +191,7 @@ class TurnTrainer(EvaluatingTrainer):
         return model
 
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
-        """Add the reference values for loss and credit to the rows, and the weights of their turns."""
+        """Add the frozen policies' log-probabilities that loss and credit read to the rows, then the turn weights."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
             self._check_tokens(parts, reference, "training data for the reference")
@@ -205,7 +205,7 @@ class TurnTrainer(EvaluatingTrainer):
             part.rows = weigh_all(part.rows, self.loss, self.credit)
 
     def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
-        """Return turn rows that come after the trainer was made into examples with the same fields as in `__init__`."""
+        """Encode rows that are added after `__init__`, as examples with the same fields as the first rows."""
         if isinstance(rows, Examples):
             return rows
         part = self._encode(rows, name)
@@ -243,7 +243,7 @@ class TurnTrainer(EvaluatingTrainer):
         check_vocabulary(model, self.renderer.tokenizer, ids, where)
 
     def _example(self, row: Row) -> Example:
-        """Return a row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
+        """Encode a row as tokens, with its weights, and with its sampling log-probabilities if the loss reads them."""
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
         args = self.turn_args
         how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
@@ -255,10 +255,10 @@ class TurnTrainer(EvaluatingTrainer):
         return with_weight(example, row.weight, row.clip, row.has_spread)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        """Return equally many batches for every process, and every row in one of them."""
+        """Return a loader that gives every process the same number of batches, and every row once."""
         loader: Any = super()._get_dataloader(*args, **kwargs)
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
-            # With several processes, the batches that each is dealt come from those of all.
+            # With several processes, accelerate wraps the batch sampler of all processes.
             batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
             rows = self.turn_args.rows_per_batch if kwargs.get("is_training") else None
             loader.set_sampler(Filled(batches.sampler, loader.total_batch_size, rows))
@@ -267,7 +267,7 @@ class TurnTrainer(EvaluatingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """Return the batches of an optimizer step; each pack gets the loss's inputs for all pairs of the step."""
+        """Return the batches of an optimizer step; each pack gets the loss's inputs over all pairs of the step."""
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
         packs = [pack for batch in batches for pack in batch["packs"]]
         if self.loss.traits.step_statistic:
@@ -286,30 +286,30 @@ class TurnTrainer(EvaluatingTrainer):
         return mismatches(self.loss, partial(self._pass, self.model), self._as_many_as_others(packs))
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """Return a number of each row that is evaluated, which the loss reads; None for each where it reads none."""
+        """Return, for each evaluated row, the number that the loss reads, or None if it reads no number."""
         if not self.loss.traits.needs_mismatched:
             return [row.statistic for row in rows]
         packs = mismatched_packs(rows, self.turn_args.token_budget)
         return self._mismatches([self._prepare_inputs(pack) for pack in packs])
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return the precision that training will run in, so that policy and reference start equal."""
+        """Return a context with the precision of training, so that policy and reference start with equal outputs."""
         dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
         return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Forward and backward of one pack after the other; gradients add up and are exchanged once."""
+        """Run forward and backward passes pack by pack; gradients are accumulated, and exchanged once at the end."""
         state, total = self.accelerator.gradient_state, torch.zeros((), device=self.args.device)
         packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
         model.train()
-        getattr(self.optimizer, "train", lambda: None)()  # of one without a schedule, moves the weights
+        getattr(self.optimizer, "train", lambda: None)()  # schedule-free optimizers move the weights
         with continuing(model, inputs.get("beginning"), self._autocast):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1
                 state._set_sync_gradients(exchange and not waits)
-                # DeepSpeed has no no_sync, and with FSDP each process would keep whole gradients meanwhile.
+                # DeepSpeed does not support no_sync; with FSDP, it would keep unsharded gradients in each process.
                 whole = self.accelerator.distributed_type not in (
                     DistributedType.DEEPSPEED,
                     DistributedType.FSDP,
@@ -317,10 +317,10 @@ class TurnTrainer(EvaluatingTrainer):
                 with self.accelerator.no_sync(model) if waits and whole else nullcontext():
                     total += super().training_step(model, pack, num_items_in_batch)
                 self.tokens_passed += len(pack["ids"])
-        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
+        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # so `train_loss` covers all processes
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
-        """Return packs of this process after empty ones, so that all processes make equally many passes."""
+        """Put empty packs before this process's packs, so that all processes make the same number of passes."""
         if self.args.world_size == 1:
             return packs
         most = int(self.accelerator.gather(torch.tensor([len(packs)], device=self.args.device)).max())
@@ -333,13 +333,16 @@ class TurnTrainer(EvaluatingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the sum of a pack's losses over the pairs of the optimizer step, and values of its rows as outputs."""
+        """Return the sum of a pack's losses divided by the number of pairs in the optimizer step.
+
+        With `return_outputs`, the outputs are the values of the pack's rows by name [rows].
+        """
         logprobs, entropy, read = self._pass(model, inputs)
         if not inputs["pairs"]:
             return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
         chosen, rejected = both_sides(inputs, logprobs, read)
         step = {"step": inputs["step"]} if "step" in inputs else {}
-        value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
+        value = self.loss(chosen, rejected, **step)  # rejected is None if the loss reads one side
         of_rows = row_metrics(self.loss, chosen, rejected) | {"loss": value.detach()}
         for name, values in (of_rows | step_metrics(self.loss, chosen, rejected, step, entropy)).items():
             self._means["train" if model.training else "eval"].add(name, values)
@@ -353,22 +356,22 @@ class TurnTrainer(EvaluatingTrainer):
             return logprobs_and_inputs(model, pack, self._of_policy)
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
-        """Return pairs of one optimizer step, over all its packs and all processes."""
+        """Return the number of pairs in an optimizer step, over all packs and all processes."""
         none = torch.zeros(1, dtype=torch.long, device=device)
         own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
         return cast(Tensor, self.accelerator.gather(own).sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics since the last entry to the trainer's own entries of training."""
+        """Log an entry of the trainer; entries of training also get the mean metrics since the last entry."""
         if "loss" in logs or "train_loss" in logs:
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule after the optimizer; both continue where an earlier training stopped.
+        """Create the learning-rate schedule; with `optimizer_from`, load the state of optimizer and schedule.
 
-        Of several trainings of one step each, the first begins where the learning rate has risen once: at 0 it would
-        change nothing.
+        If a long schedule is run as several trainings of one step each, the first training skips the first schedule
+        step, whose learning rate is 0 during warmup.
         """
         args = self.turn_args
         steps = args.schedule_steps or num_training_steps
@@ -378,13 +381,13 @@ class TurnTrainer(EvaluatingTrainer):
             self._load_optimizer_and_scheduler(args.optimizer_from)
         elif rises:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
-                scheduler.step()  # torch expects a step of the optimizer before
+                scheduler.step()  # torch warns that no optimizer step came first
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint; if the disk is full, the half-written one is removed, which frees space."""
+        """Write a checkpoint; if writing fails, for example on a full disk, remove the incomplete checkpoint."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        with writing(folder, foreign=(Exception,)):  # libraries have errors of their own for a full disk
+        with writing(folder, foreign=(Exception,)):  # libraries raise their own errors for a full disk
             try:
                 super()._save_checkpoint(model, trial)
             except Exception:

@@ -1,1 +1,1 @@
-"""Training through a service of the Tinker API, which computes log-probabilities and steps, but not the loss."""
+"""The backend `tinker`: a service of the Tinker API computes log-probabilities and steps; Perturn computes the loss."""

@@ -1,14 +1,14 @@
-"""The convention of a service: the number by which it divides the gradient that it is sent. A self-test finds it out.
+"""Gradient convention of a service: by which number it divides the gradient that it receives, found by a self-test.
 
-A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss of the
-service whose gradient is linear in the numbers sent:
+A loss of Perturn is a function of token log-probabilities, with a gradient g for each token. The gradient is sent in
+the form of a loss that the service supports, and whose gradient is linear in the numbers sent:
 
     importance_sampling   L = -sum_t exp(log pi(y_t) - logprobs_t) advantages_t,   advantages = -g: ratio 1
     cross_entropy         L = -sum_t weights_t log pi(y_t),                        weights = -g
 
-Services divide that sum by other things: Tinker by nothing; SkyRL's JAX backend by the sum of a sequence's weights,
-which are 1 where none are sent, and by the sequences of an optimizer step. The numbers sent are multiplied by these
-again.
+Services divide this sum differently. Tinker does not divide. SkyRL's JAX backend divides by the sum of a sequence's
+weights, which are 1 if none are sent, and by the number of sequences in an optimizer step. So Perturn multiplies the
+numbers that it sends by the divisor.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from perturn.engines.tinker.service import Adapter, Numbers, Rejected, Service, 
 from perturn.errors import RunError
 
 LOSSES = ("importance_sampling", "cross_entropy")
-"""Losses of a service that can carry a gradient, in the order in which they are tried."""
+"""Losses of a service in whose form a gradient can be sent, in the order in which they are tried."""
 _SHORT, _LONG, _IDLE = 8, 16, 30
-"""Tokens of the sequences of the self-test."""
+"""Lengths of the three test sequences, in tokens."""
 _LOSS = 5
-"""Last tokens of the short sequence, which carry the gradient."""
+"""Number of last tokens of the short sequence that have a gradient."""
 _FLAT = 1e4
-"""Epsilon of Adam that is large compared with a gradient, so that a step is in proportion to the gradient."""
+"""Epsilon of Adam, much larger than any gradient, so that a step is proportional to the gradient."""
 _GAIN = 0.3
-"""Sum of log-probabilities in nats by which a step of the self-test is to raise them."""
+"""Intended change of the summed log-probabilities by one test step, in nats."""
 _TRIES = 8
-"""Steps to find the learning rate of such a gain."""
+"""Largest number of steps to find a learning rate with the intended change."""
 _TOLERANCE = 0.12
-"""Share by which a measured ratio may differ from the ratio that a convention predicts."""
+"""Largest relative difference between a measured ratio and the ratio that a convention predicts."""
 _REQUEST = 1 << 20
 
 
 @dataclass(frozen=True)
 class Convention:
-    """The number by which a service divides the gradient that it is sent, and whether it clips it."""
+    """The number by which a service divides a received gradient, and whether the service clips the gradient."""
 
     loss: str
-    """Loss of the service that the gradient is sent as."""
+    """Loss of the service in whose form the gradient is sent."""
     of_sequence: Literal["nothing", "tokens"] = "nothing"
-    """Divisor of the sum over a sequence."""
+    """Divisor of the sum over the tokens of a sequence."""
     of_batch: Literal["nothing", "sequences", "tokens"] = "nothing"
-    """Divisor of the sum over sequences."""
+    """Divisor of the sum over the sequences of a batch."""
     batch: Literal["step", "request"] = "step"
-    """Whether a batch is all that is sent before an optimizer step, or one request."""
+    """Extent of a batch: all requests of an optimizer step, or a single request."""
     clips: bool = False
-    """Whether the service keeps to `grad_clip_norm`."""
+    """Whether the service applies `grad_clip_norm`."""
 
     def factors(self, lengths: Sequence[int]) -> Numbers:
-        """Return the factor on the gradient of each sequence of a batch.
+        """Return the factor by which to multiply the gradient of each sequence of a batch [sequences].
 
         Args:
-            lengths: Tokens of each sequence.
+            lengths: Number of tokens of each sequence.
         """
         own = np.array(lengths if self.of_sequence == "tokens" else [1] * len(lengths), np.float64)
         whole = {"nothing": 1, "sequences": len(lengths), "tokens": sum(lengths)}[self.of_batch]
@@ -69,9 +69,9 @@ class Convention:
         """Return the inputs of the service's loss for one sequence.
 
         Args:
-            logprobs: Of its tokens, in nats, as the service computed them [tokens].
-            gradient: Of our loss by each of them [tokens].
-            factor: From `factors`.
+            logprobs: Log-probabilities of the sequence's tokens from the service, in nats [tokens].
+            gradient: Gradient of Perturn's loss with respect to `logprobs` [tokens].
+            factor: Factor from `factors`.
         """
         if self.loss == "cross_entropy":
             return {"weights": -gradient * factor}
@@ -87,18 +87,21 @@ class Convention:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Responses of a service, as shares of the response to the short sequence alone."""
+    """Responses of a service in the self-test, divided by its response to the short sequence alone.
+
+    A response is the change of summed log-probabilities by one step.
+    """
 
     longer: float
-    """The same gradient in a longer sequence with the same beginning."""
+    """Response if the gradient is sent with a longer sequence that starts with the same tokens."""
     beside: float
-    """The same next to an idle sequence."""
+    """Response if a sequence without gradient is in the same request."""
     apart: float
-    """The same next to an idle sequence in another request."""
+    """Response if a sequence without gradient is in another request of the same step."""
     twice: float
-    """The same in two requests."""
+    """Response if the short sequence is sent twice, in two requests."""
     clipped: float
-    """The same with a tiny `grad_clip_norm`."""
+    """Response with a tiny `grad_clip_norm`."""
 
     def __str__(self) -> str:
         return (
@@ -110,15 +113,15 @@ class _Seen:
 
 
 def find_convention(service: Service, base: str, rank: int) -> Convention:
-    """Find the number by which a service divides a gradient, with adapters that are dropped afterwards.
+    """Find the gradient convention of a service, with temporary adapters.
 
     Args:
         service: The service.
-        base: Name of the base model there.
-        rank: Of the adapters.
+        base: Name of the base model at the service.
+        rank: Rank of the adapters.
 
     Raises:
-        RunError: If the service computes something else than the gradient that it is sent; with the numbers seen.
+        RunError: If no known convention explains the service's responses; the message gives the measured numbers.
     """
     adapter = service.adapter(base, rank, 0)
     try:
@@ -137,9 +140,9 @@ def find_convention(service: Service, base: str, rank: int) -> Convention:
 
 
 class _Probe:
-    """Steps in proportion to a known gradient, and the change of log-probabilities by each.
+    """Makes steps proportional to a known gradient, and measures the change of log-probabilities by each step.
 
-    Steps go up and down by turns, so that the weights stay near those at the beginning, where changes are linear.
+    The direction alternates, so that the weights stay close to their initial values, where changes are linear.
     """
 
     def __init__(self, adapter: Adapter, host: str) -> None:
@@ -151,7 +154,11 @@ class _Probe:
         self._up, self._rate, self._loss = 1.0, 1.0, ""
 
     def begin(self, loss: str) -> None:
-        """Find a learning rate at which a step changes the log-probabilities well above rounding, and not too much."""
+        """Find a learning rate at which a step changes the log-probabilities by about the intended amount.
+
+        Raises:
+            RunError: If there is no such learning rate, or a step moves against the gradient.
+        """
         self._loss = loss
         for _ in range(_TRIES):
             gain = self._step([self._short])
@@ -170,10 +177,10 @@ class _Probe:
             )
 
     def convention(self) -> Convention:
-        """Measure the service, and return the one convention that fits.
+        """Measure the service's responses, and return the only convention that fits.
 
         Raises:
-            RunError: If none does.
+            RunError: If no convention fits, or several do.
         """
         alone = self._step([self._short])
         measured = {
@@ -194,12 +201,16 @@ class _Probe:
         return replace(fits[0], clips=seen.clipped < 0.1)
 
     def _step(self, *batches: Sequence[TokenSequence], clip: float = 0.0) -> float:
-        """Send the gradient of each batch as a request, make a step, and return the change in its direction."""
+        """Send the gradient of each batch as a request, make a step, and return the response.
+
+        The response is the change of the summed log-probabilities in the step's direction, in nats.
+        """
         before = self._adapter.logprobs([self._long], _REQUEST)[0]
         whole = Convention(self._loss)
         for batch in batches:
             gradients = [-self._up * self._mask(each) for each in batch]
-            logprobs = [np.resize(before, len(each.ids)) for each in batch]  # of the idle one, any
+            # The idle sequence has no gradient, so any log-probabilities serve for it.
+            logprobs = [np.resize(before, len(each.ids)) for each in batch]
             inputs = [whole.inputs(*both, 1.0) for both in zip(logprobs, gradients, strict=True)]
             self._adapter.backward(list(zip(batch, inputs, strict=True)), self._loss, _REQUEST)
         self._adapter.step(
@@ -215,7 +226,7 @@ class _Probe:
         return change
 
     def _mask(self, sequence: TokenSequence) -> Numbers:
-        """Return 1 at the tokens that carry the gradient."""
+        """Return 1 at the tokens that have a gradient, and 0 elsewhere [tokens]."""
         mask = np.zeros(len(sequence.ids), np.float32)
         if sequence is not self._idle:
             mask[_SHORT - _LOSS : _SHORT] = 1
@@ -223,7 +234,7 @@ class _Probe:
 
 
 def _conventions(loss: str) -> Iterator[Convention]:
-    """Yield the conventions that are known, each once."""
+    """Yield each known convention once."""
     yield from (Convention(loss, each) for each in ("nothing", "tokens"))
     for one, many, batch in product(("nothing", "tokens"), ("sequences", "tokens"), ("step", "request")):
         if (one, many) != ("tokens", "tokens"):
@@ -231,7 +242,7 @@ def _conventions(loss: str) -> Iterator[Convention]:
 
 
 def _fits(convention: Convention, seen: _Seen) -> bool:
-    """Return whether the responses agree with a convention's prediction."""
+    """Return whether the measured responses agree with a convention's predictions."""
     alone = convention.factors([_SHORT])[0]
     apart = convention.factors([_SHORT, _IDLE] if convention.batch == "step" else [_SHORT])[0]
     twice = convention.factors([_SHORT, _SHORT] if convention.batch == "step" else [_SHORT])[0]

@@ -1,4 +1,4 @@
-"""A policy that a service trains: `TurnTrainer` uses it in place of a model, and it has no weights in this process."""
+"""A policy whose weights are at a service; `TurnTrainer` uses it in place of a model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from perturn.policy.packing import loss_parts
 
 @dataclass(frozen=True)
 class Asked:
-    """A sequence, and which of its log-probabilities belong to loss tokens."""
+    """A sequence, with the indices of its loss tokens."""
 
     sequence: TokenSequence
     at: Any
-    """Indices in the log-probabilities of the sequence [loss tokens]."""
+    """Indices of the loss tokens among the sequence's log-probabilities [loss tokens]."""
 
 
 def asked(encoded: Encoded) -> list[Asked]:
-    """Return the sequences of a trajectory that carry loss, in the order that `lay_out` has them."""
+    """Return the sequences of a trajectory that carry loss, in the same order as in `lay_out`."""
     return [
         Asked(TokenSequence(ids, np.append(ids[1:], words[-1])), at - 1)
         for ids, at, words, _ in loss_parts(encoded)
@@ -38,19 +38,19 @@ def asked(encoded: Encoded) -> list[Asked]:
 
 
 class RemotePolicy(nn.Module):
-    """A policy at a service, with the config of its model; its one parameter exists for `transformers.Trainer`."""
+    """A policy at a service, with the config of its model; its dummy parameter exists for `transformers.Trainer`."""
 
     def __init__(
         self, service: Service, adapter: Adapter, stored: StoredPolicy, convention: Convention, config: Any
     ) -> None:
-        """Hold an open policy.
+        """Wrap an open policy.
 
         Args:
-            service: Where it is.
-            adapter: Its adapters there.
-            stored: Where it was loaded from; of a base model the path is empty.
-            convention: How the service takes gradients.
-            config: Of the model.
+            service: The service.
+            adapter: Adapters of the policy at the service.
+            stored: Saved state from which the policy was loaded; its path is empty for a base model.
+            convention: Gradient convention of the service.
+            config: Config of the model.
         """
         super().__init__()
         self.config = config
@@ -60,15 +60,19 @@ class RemotePolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device on which the loss is computed."""
+        """Device of the dummy parameter, on which the loss is computed."""
         return self.stands_in.device
 
     def logprobs(self, rows: Sequence[Asked], most: int) -> tuple[list[Numbers], Tensor]:
-        """Return log-probabilities, in nats: of all tokens of each sequence, and of the loss tokens of all.
+        """Return log-probabilities from the service, in nats.
 
         Args:
-            rows: At least one.
-            most: Tokens of one request, at most.
+            rows: At least one sequence.
+            most: Largest number of tokens in one request.
+
+        Returns:
+            For each sequence, the log-probabilities of all its tokens [tokens]. The log-probabilities of the loss
+            tokens of all sequences, concatenated [loss tokens].
         """
         found = self._adapter.logprobs([row.sequence for row in rows], most)
         flat = np.concatenate([values[row.at] for values, row in zip(found, rows, strict=True)])
@@ -77,13 +81,13 @@ class RemotePolicy(nn.Module):
     def backward(
         self, rows: Sequence[Asked], logprobs: Sequence[Numbers], gradient: Tensor, most: int
     ) -> None:
-        """Let the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
+        """Send the gradient of the loss to the service, which accumulates the gradients of its weights.
 
         Args:
-            rows: As `logprobs` had them.
-            logprobs: Of all tokens of each sequence, as `logprobs` returned them.
-            gradient: By the log-probability of each loss token [loss tokens].
-            most: Tokens of one request, at most.
+            rows: The sequences that were passed to `logprobs`.
+            logprobs: First result of `logprobs`.
+            gradient: Gradient of the loss with respect to each loss token's log-probability [loss tokens].
+            most: Largest number of tokens in one request.
 
         Raises:
             RunError: If the gradient is not finite.
@@ -107,40 +111,44 @@ class RemotePolicy(nn.Module):
         self._adapter.backward(sent, self.convention.loss, most)
 
     def step(self, **adam: float) -> dict[str, float]:
-        """Let the service make an optimizer step; return the service's metrics."""
+        """Make an optimizer step at the service; return the service's metrics by name.
+
+        Args:
+            adam: Settings of `tinker.AdamParams`.
+        """
         return self._adapter.step(**adam)
 
     def save(self, name: str) -> StoredPolicy:
-        """Let the service keep weights and optimizer; the name of the state is new each time."""
+        """Save weights and optimizer at the service; a random suffix makes the name unique."""
         path = self._adapter.save(f"{name}-{uuid.uuid4().hex[:8]}")
         return StoredPolicy(path, self._stored.base, self._stored.rank, self._stored.service)
 
     def load(self, stored: StoredPolicy) -> None:
-        """Go on as a policy that the service has kept, with its optimizer."""
+        """Continue from a saved state, including its optimizer."""
         before, self._adapter = self._adapter, self._service.adapter_from(stored.path, True)
         before.close()
 
     def close(self) -> None:
-        """Let the service drop it."""
+        """Ask the service to drop the policy's adapters."""
         self._adapter.close()
 
 
 class RemoteAdam(Optimizer):
-    """The service's Adam as an optimizer: each step is a step of the service."""
+    """A torch optimizer whose steps are Adam steps at the service."""
 
     def __init__(self, policy: RemotePolicy, settings: Mapping[str, float]) -> None:
-        """Make no step yet.
+        """Make the optimizer; no step is made yet.
 
         Args:
-            policy: The policy that is trained.
-            settings: Of `tinker.AdamParams`; `learning_rate` comes from the schedule.
+            policy: The policy to train.
+            settings: Settings of `tinker.AdamParams`. `learning_rate` is the initial value; the schedule changes it.
         """
         self.measured: dict[str, float] = {}
-        """Numbers that the service gave of the last step, by name."""
+        """Metrics of the last step from the service, by name."""
         self._policy = policy
         self._settings = {key: value for key, value in settings.items() if key != "learning_rate"}
         super().__init__([policy.stands_in], {"lr": settings["learning_rate"]})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make a step of the service."""
+        """Make an optimizer step at the service, with the current learning rate."""
         self.measured = self._policy.step(learning_rate=self.param_groups[0]["lr"], **self._settings)

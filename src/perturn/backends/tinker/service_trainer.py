@@ -1,4 +1,4 @@
-"""`TurnTrainer` of a policy that a service trains: rows, loss, schedule, log and resume are the trainer's own."""
+"""`TurnTrainer` for a policy at a service: only log-probabilities, gradients and steps are delegated to the service."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from perturn.training.row_intake import sequences_of, with_logprobs
 from perturn.training.turn_trainer import TurnTrainer
 
 _ASKED = "asked"
-"""Key of a pack: the sequences that a service is asked for."""
+"""Key of a pack for the sequences whose log-probabilities are requested from the service."""
 
 
 def service_batch(examples: Sequence[Example | None]) -> dict[str, Any]:
-    """Return one pack of examples and one of mismatched rows, each with the sequences that a service is asked for."""
+    """Collate examples into one pack, and their mismatched rows into another, each with its sequences to request."""
     present = [example for example in examples if example is not None]
     order = [one.chosen for one in present] + [one.rejected for one in present if one.rejected is not None]
     pack: dict[str, Any] = collate(present)
@@ -39,7 +39,7 @@ def service_batch(examples: Sequence[Example | None]) -> dict[str, Any]:
 
 
 class ServiceTrainer(TurnTrainer):
-    """Trains a `RemotePolicy`: its log-probabilities come from a service, and the gradient by them goes there."""
+    """Trains a `RemotePolicy`: log-probabilities come from a service, and the loss's gradient is sent to it."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class ServiceTrainer(TurnTrainer):
         reference: RemotePolicy | None,
         **settings: Any,
     ) -> None:
-        """Tokenize the data, check it, and ask the service for the reference.
+        """Tokenize and check the data, and request the reference log-probabilities from the service.
 
         Args:
-            policy: The policy.
+            policy: The policy to train.
             args: Settings of the training.
-            request_tokens: Tokens of one request, at most.
+            request_tokens: Largest number of tokens in one request.
             reference: The reference; None: the policy in its current state.
-            settings: Further arguments of `TurnTrainer`.
+            settings: Other arguments of `TurnTrainer`.
         """
         self._request_tokens = request_tokens
         self._clip = float(args.max_grad_norm or 0)
-        args.max_grad_norm = 0.0  # there are no gradients here to clip
+        args.max_grad_norm = 0.0  # the service clips gradients
         args.bf16 = args.fp16 = False  # the loss is computed in float32
         self.policy = policy
         super().__init__(policy, args=args, ref_model=reference, **settings)
@@ -108,7 +108,7 @@ class ServiceTrainer(TurnTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Compute the loss of a step from log-probabilities, and send the gradient by the log-probabilities."""
+        """Request log-probabilities, compute the loss here, and send its gradient to the service."""
         model.train()
         (pack,) = self._prepare_inputs(inputs)["packs"]
         loss: Tensor = self.compute_loss(model, pack, num_items_in_batch=num_items_in_batch)
@@ -120,7 +120,7 @@ class ServiceTrainer(TurnTrainer):
         return loss.detach()
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the optimizer whose steps the service makes."""
+        """Create the optimizer, whose steps the service makes."""
         args = self.args
         self.optimizer = self._adam = RemoteAdam(
             self.policy,
@@ -136,14 +136,14 @@ class ServiceTrainer(TurnTrainer):
         return self.optimizer
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the norm of the gradient, where the service says it."""
+        """Log an entry, with the norm of the gradient if the service reports it."""
         norm = next(
             (value for name, value in self._adam.measured.items() if name.endswith("grad_norm")), None
         )
         super().log(logs | ({"grad_norm": norm} if "loss" in logs and norm is not None else {}), start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Let the service keep the policy, and write where it is kept."""
+        """Save the policy at the service, and write a file with the name of the saved state."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         self.policy.save(f"{Path(str(self.args.output_dir)).stem}-{self.state.global_step}").write(folder)
@@ -157,13 +157,13 @@ class ServiceTrainer(TurnTrainer):
 
 
 class _Asking:
-    """A frozen policy whose log-probabilities come from the service; it replaces `Frozen`."""
+    """A frozen policy whose log-probabilities come from the service; used instead of `Frozen`."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most = name, most
 
     def ask(self, parts: Iterable[Examples], model: RemotePolicy, track: Track | None) -> None:
-        """Give each row the log-probabilities of the policy."""
+        """Add the policy's log-probabilities to each row."""
         for part in parts:
             sequences = [asked(one) for one in sequences_of(part.rows)]
             rows = [each for own in sequences for each in own]

@@ -1,4 +1,4 @@
-"""Training through a service: policies are opened there, trained by `ServiceTrainer`, and kept there under a name."""
+"""The open backend `tinker`: policies are opened at a service, trained by `ServiceTrainer`, and saved there."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from perturn.errors import check_fit
 from perturn.io.atomic_write import replacing
 
 _conventions: dict[tuple[TinkerSettings, str], Convention] = {}
-"""Conventions that were found in this process."""
+"""Gradient conventions found in this process, by settings and base model."""
 
 
 class ServiceTraining:
-    """An open session at a service, whose convention is known."""
+    """An open session at a service; methods as in the protocol `Training`."""
 
     def __init__(self, settings: TinkerSettings, model: str) -> None:
         """Open a session.
 
         Args:
-            settings: Of the service.
+            settings: Settings of the backend.
             model: The setting `model.name`.
 
         Raises:
@@ -41,11 +41,11 @@ class ServiceTraining:
         self._open: list[RemotePolicy] = []
 
     def check(self, name: str, settings: Train) -> None:
-        """Check that the service scales gradients in a known way, and clips them if the recipe asks for it.
+        """Check that the service has a known gradient convention, and clips gradients if the recipe asks for it.
 
         Args:
-            name: Name of the section of a training.
-            settings: Of the training.
+            name: Name of a training's section in the recipe.
+            settings: Settings of the training.
         """
         assert settings.lora is not None
         convention = self._convention(settings.lora.rank)
@@ -56,7 +56,7 @@ class ServiceTraining:
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[RemotePolicy, Any]:
-        """Open the policy at the service; a base model gets new adapters, which do not change it yet."""
+        """Open the policy at the service; a base model gets new adapters, which have no effect yet."""
         assert lora is not None
         policy = self._policy(start, lora.rank, seed, resumes)
         return policy, load_tokenizer(start)
@@ -71,7 +71,7 @@ class ServiceTraining:
         return ServiceTrainer(model, request_tokens=most, reference=other, **settings)
 
     def save(self, trainer: ServiceTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Let the service keep the policy, and write the folder that represents it; adapters are not merged."""
+        """Save the policy at the service, and write a folder that names the saved state; adapters are not merged."""
         with replacing(target, foreign=(Exception,)) as fresh:
             self._write(trainer.policy, trainer.renderer.tokenizer, target.name, fresh)
             if with_optimizer:
@@ -81,7 +81,7 @@ class ServiceTraining:
     def keep(
         self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
     ) -> None:
-        """Copy the folder that represents the policy; for a base model, let the service keep new adapters."""
+        """Copy the folder that names the policy's saved state; for a base model, save new adapters at the service."""
         assert lora is not None
         with replacing(target, foreign=(Exception,)) as fresh:
             if stored_policy(start) is not None:
@@ -93,7 +93,7 @@ class ServiceTraining:
         self._release()
 
     def close(self) -> None:
-        """Let the service drop its open state, and end the session."""
+        """Ask the service to drop all open policies, and end the session."""
         self._release()
         self._service.close()
 
@@ -103,14 +103,14 @@ class ServiceTraining:
         self._open.clear()
 
     def _write(self, policy: RemotePolicy, tokenizer: Any, name: str, folder: Path) -> None:
-        """Write a folder that represents a policy, with the tokenizer and the longest prompt it takes."""
+        """Save a policy at the service, and write a folder with its state's name, model config and tokenizer."""
         folder.mkdir()
         policy.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         policy.save(name).write(folder)
 
     def _convention(self, rank: int) -> Convention:
-        """Return how the service takes gradients; looked up once in a process."""
+        """Return the gradient convention of the service; the self-test runs once per process."""
         key = self._settings, self._base
         if key not in _conventions:
             console.print(f"self-test of the gradient at {self._settings.host}")
@@ -119,7 +119,14 @@ class ServiceTraining:
         return _conventions[key]
 
     def _policy(self, name: str, rank: int, seed: int, resumes: bool) -> RemotePolicy:
-        """Open a policy by its folder, or the base model."""
+        """Open a policy from its folder, or the base model with new adapters.
+
+        Args:
+            name: Folder of a policy, or name of the base model.
+            rank: Rank of the adapters.
+            seed: Seed of new adapters.
+            resumes: Whether to load the saved optimizer state too.
+        """
         stored, convention = stored_policy(name), self._convention(rank)
         if stored is None:
             stored = StoredPolicy("", self._base, rank, self._settings.base_url)

@@ -1,4 +1,4 @@
-"""The section `backend:` of a recipe that names `tinker`."""
+"""The section `backend:` of a recipe with `name: tinker`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from perturn.errors import check_fit
 from perturn.table import locate
 
 _ALPHA = 32
-"""Scale of the adapters of every service that is known; the API has no setting for it."""
+"""Value of `lora_alpha` at every known service; the API has no setting for it."""
 
 
 @dataclass(frozen=True)
 class TinkerSettings(ServiceSettings):
-    """Training of adapters through a service of the Tinker API, such as SkyRL's server, with no model in this process.
+    """Training of adapters through a service of the Tinker API, such as SkyRL's server, without a local model.
 
-    The service computes log-probabilities and keeps the policies; the loss is computed here.
+    The service computes log-probabilities and stores the policies; Perturn computes the loss.
     """
 
     request_tokens: Annotated[int, Bound(least=1), EFFORT] = 65536
-    """Tokens of one request, at most; a longer sequence is a separate request."""
+    """Largest number of tokens in one request; a longer sequence gets a request of its own."""
 
     traits: ClassVar[BackendTraits] = BackendTraits(stores="tinker", distributions=("tinker",))
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """Check that the service answers, scales gradients in a known way, and supports the recipe."""
+        """Check that the service answers, has a known gradient convention, and supports the recipe."""
         _check_trainings(trainings)
         self.check_client()
         opened = locate("perturn.backends.tinker.service_training:ServiceTraining")(self, model)
@@ -47,7 +47,7 @@ class TinkerSettings(ServiceSettings):
 
 
 def _check_trainings(trainings: Mapping[str, Train]) -> None:
-    """Reject settings of trainings that the API does not support."""
+    """Raise a `ConfigError` if a training has settings that the Tinker API does not support."""
     fixed = Lora(alpha=_ALPHA)
     for name, settings in trainings.items():
         if settings.lora is None:

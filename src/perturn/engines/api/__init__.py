@@ -1,1 +1,1 @@
-"""The engine that is a server of OpenAI's protocol."""
+"""The engine `api`: a server of OpenAI's chat-completions protocol."""

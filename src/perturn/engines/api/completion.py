@@ -1,4 +1,4 @@
-"""Messages and answers of a chat-completions server: how messages are written, and the schema of an answer."""
+"""Conversion of prompts to chat-completions messages, and validation of a server's answers."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class _Usage(TypedDict):
 
 
 def read_completion(body: bytes) -> dict[str, Any]:
-    """Return the answer of a server, its choices checked; `read_usage` returns its cost.
+    """Parse the answer of a server and check its choices; `read_usage` reads the token counts.
 
     Raises:
-        DataError: If it is not a chat completion, with the first value that is malformed.
+        DataError: If the answer is not a chat completion; the message names the first malformed value.
     """
     data = parse_object(body, "answer", DataError)
     check_shape(data, _Completion, "answer", DataError)
@@ -57,7 +57,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
 
 
 def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
-    """Return tokens of the prompt and of the answer; None if the server gives none or impossible numbers."""
+    """Return the number of tokens of prompt and answer; None if the server gives no valid numbers."""
     usage: Any = completion.get("usage")
     try:
         check_shape(usage, _Usage, "usage", DataError)
@@ -68,7 +68,7 @@ def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def to_chat(prompt: Prompt) -> list[Message]:
-    """Return the conversation up to and with the newest observation, as the protocol takes it."""
+    """Return the conversation, newest observation included, as messages of the chat-completions protocol."""
     heard = [message for turn in prompt.turns for message in (*turn.observation, turn.action.message())]
     messages: list[Message] = []
     waiting: list[str] = []
@@ -78,7 +78,7 @@ def to_chat(prompt: Prompt) -> list[Message]:
             calls = [_call(call, f"call_{index}_{n}") for n, call in enumerate(written["tool_calls"])]
             written["tool_calls"] = calls
             waiting = [call["id"] for call in calls]
-        elif written.get("role") == "tool" and waiting:  # results come in the order of the calls
+        elif written.get("role") == "tool" and waiting:  # results have the order of the calls
             own = written.setdefault("tool_call_id", waiting[0])
             waiting = [each for each in waiting if each != own]
         messages.append(written)
@@ -86,7 +86,7 @@ def to_chat(prompt: Prompt) -> list[Message]:
 
 
 def _call(call: Mapping[str, Any], fallback: str) -> dict[str, Any]:
-    """Turn a call in the form of chat templates into the protocol's."""
+    """Convert a tool call from the form of chat templates to the form of the protocol."""
     function = dict(call.get("function", call))
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""An engine that asks a server of the OpenAI-compatible chat-completions protocol: baselines and teacher models.
+"""An engine that asks an OpenAI-compatible chat-completions server, for baselines and teacher models.
 
-Retries, their back-off with jitter, and `Retry-After` are the official client's. The key is read from the
-environment when the engine is made; it is in no setting, and what the server says is searched for it.
+The official client does the retries, with jittered back-off and `Retry-After`. The API key is read from an
+environment variable when the engine is made. No setting holds the key, and the server's texts are redacted.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from perturn.formats.chat_messages import read_answer
 from perturn.types import Action, Prompt, Sampling
 
 _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}
-"""Error codes that concern every request, whatever its prompt."""
+"""Error codes of faults that occur with every request, whatever its prompt."""
 _OF_PROMPT = {400, 413, 422, 500}
-"""Statuses with which servers refuse a prompt that is too long for the model; llama.cpp has 500."""
+"""HTTP statuses with which servers reject a prompt that is too long for the model; llama.cpp sends 500."""
 _COUNTED = 100_000
-"""Number of conversations whose tokens are kept until they are reported as ended."""
+"""Largest number of conversations whose token counts are stored; beyond it, the oldest are dropped."""
 _OUTAGE = 3
-"""Number of prompts in a row without an answer after which the fault is the server's, not the prompts'."""
+"""Number of consecutive prompts without an answer after which the server counts as down."""
 
 
 class ApiEngine:
-    """Answers prompts by a server; many requests are under way at once.
+    """Answers prompts through a server, with many requests at the same time.
 
-    Actions have text and tool calls but no token ids and logprobs. A fault of one prompt is that prompt's
-    failure. A fault of all prompts (key, model, rate, quota, budget, a server that is down) ends the run. Then nothing
-    is recorded as failed, and the same command continues once the fault is mended.
+    Actions have text and tool calls, but no token ids and logprobs. A fault of one prompt fails this prompt alone. A
+    fault that concerns all prompts (key, model, rate, quota, budget, a server that is down) ends the run. No episode
+    is then recorded as failed, and the same command continues the run once the fault is fixed.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ApiEngine:
 
         Args:
             model: Name of the model at the server.
-            settings: The server, and the limits to keep.
-            stop: Texts that end an answer, unless the settings have their own.
-            ledger: File of the tokens spent and the answers, read first if it exists. None: in memory alone.
+            settings: Address, limits and prices of the server.
+            stop: Texts that end an answer; used if the settings have no stop texts.
+            ledger: File that records spent tokens and answers; an existing file is read first. None: no file.
 
         Raises:
-            ConfigError: If the key is missing.
+            ConfigError: If the API key is missing.
         """
         self.name = f"{model}@{settings.host}"
         self._prompt_tokens: dict[str, int] = {}
@@ -91,18 +91,18 @@ class ApiEngine:
         self._loop: EventLoop | None = EventLoop("perturn-api")
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, in order.
+        """Return one action or failure per prompt, in order.
 
         Raises:
-            BudgetError: If the budget is spent; requests under way have then been answered and counted.
-            PerturnError: If no prompt can be answered.
+            BudgetError: If the budget is spent. Requests that were already sent are first answered and counted.
+            PerturnError: If a fault concerns all prompts, such as a wrong key.
         """
         if self._loop is None:
             raise RunError(f"engine {self.name} is closed; make another.")
         return self._loop.run(self._answer_all(prompts, sampling))
 
     def forget(self, conversation: str) -> None:
-        """Forget how many tokens its newest prompt and answer had."""
+        """Delete the stored token counts of a conversation that has ended."""
         self._prompt_tokens.pop(conversation, None)
         self._answer_tokens.pop(conversation, None)
 
@@ -119,16 +119,17 @@ class ApiEngine:
     ) -> list[Action | EngineFailure]:
         ends: list[PerturnError] = []
         answers = await asyncio.gather(*(self._answer(prompt, sampling, ends) for prompt in prompts))
-        if ends:  # what a budget says is said anew, with what was still under way
+        if ends:  # a new budget error also counts the requests that ended after the first error
             raise (self._spent_budget() if isinstance(ends[0], BudgetError) else None) or ends[0]
         return [answer for answer in answers if answer is not None]
 
     async def _answer(
         self, prompt: Prompt, sampling: Sampling, ends: list[PerturnError]
     ) -> Action | EngineFailure | None:
-        """Return the answer to one prompt; None where that, or another one in this list, must end the run.
+        """Return the answer to one prompt; None after an error that must end the run.
 
-        No request is sent after that, but those under way are answered, since they are paid for.
+        Such an error is appended to `ends`. Then no new request is sent, but requests that were already sent are
+        awaited, since they are paid for.
         """
         body = self._body(prompt, sampling)
         identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
@@ -159,13 +160,13 @@ class ApiEngine:
         return self._read(raw.http_response.content, digest, conversation)
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-        """Return the request."""
+        """Return the parameters of the request for a prompt; the setting `request` overrides them."""
         body = {
             "model": self._model,
             "messages": to_chat(prompt),
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
-            "seed": prompt.seed % 2**31,  # what servers that read it into 32 bits can hold
+            "seed": prompt.seed % 2**31,  # some servers read the seed as a signed 32-bit number
         }
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
@@ -182,7 +183,7 @@ class ApiEngine:
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}
 
     def _read(self, body: bytes, digest: str, conversation: str) -> Action | EngineFailure:
-        """Count the cost of an answer, keep the answer, and make it an action."""
+        """Record the cost and the text of an answer, and return the answer as an action."""
         try:
             completion = read_completion(body)
         except DataError as error:
@@ -194,7 +195,7 @@ class ApiEngine:
         if choice.get("finish_reason") != "content_filter":
             try:
                 answer = self._keep(choice)
-            except DataError as error:  # such as an image
+            except DataError as error:  # for example, an image in the answer
                 why = self._redact(str(error))
         usage = read_usage(completion)
         if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):
@@ -211,14 +212,20 @@ class ApiEngine:
         return self._action(answer)
 
     def _count(self, conversation: str, asked: int, said: int) -> None:
-        """Keep how many tokens the newest prompt and answer of a conversation had, of the newest conversations."""
+        """Store the token counts of the newest prompt and answer of a conversation.
+
+        Args:
+            conversation: Identity of the conversation.
+            asked: Tokens of the prompt.
+            said: Tokens of the answer.
+        """
         for counts, tokens in ((self._prompt_tokens, asked), (self._answer_tokens, said)):
             counts[conversation] = tokens
             if len(counts) > _COUNTED:
                 counts.pop(next(iter(counts)), None)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Return text, thought, end and tool calls of a choice, without the key should the server have echoed it."""
+        """Return a choice in the form of the ledger; the API key is redacted in case the server echoed it."""
         action = read_answer(choice["message"], "answer")
         answer = {
             "text": action.text,
@@ -230,7 +237,7 @@ class ApiEngine:
         return cleaned
 
     def _action(self, answer: Mapping[str, Any]) -> Action:
-        """Return a kept answer as an action."""
+        """Return an answer of the ledger as an action."""
         thought = answer.get("reasoning", "") if self._settings.keep_thoughts else ""
         return Action(
             answer["text"],
@@ -240,7 +247,11 @@ class ApiEngine:
         )
 
     def _failure(self, error: Exception) -> EngineFailure:
-        """Return the cause of a client's error if it concerns one prompt; raise it if it concerns all."""
+        """Return the failure if a client's error concerns one prompt.
+
+        Raises:
+            PerturnError: If the error concerns all prompts.
+        """
         status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
         settings, said = self._settings, self._said(error)
         host, retries, key = settings.host, settings.max_retries, settings.api_key_env
@@ -297,7 +308,11 @@ class ApiEngine:
         return self._unanswerable(f"{said} after {retries} retries")
 
     def _unanswerable(self, what: str) -> EngineFailure:
-        """Return the failure of a prompt that got no answer; if several in a row get none, the server is at fault."""
+        """Return the failure of a prompt that got no answer.
+
+        Raises:
+            RunError: If several consecutive prompts got no answer, so that the server counts as down.
+        """
         self._unanswered += 1
         if self._unanswered >= _OUTAGE:
             raise RunError(
@@ -307,7 +322,7 @@ class ApiEngine:
         return EngineFailure(f"{self.name} did not answer: {what}")
 
     def _said(self, error: Exception) -> str:
-        """Return the text of an error on one line, without the key and not too long."""
+        """Return the text of an error on one line, with the key redacted, cut to 300 characters."""
         body = getattr(error, "body", None)
         text = body.get("message") if isinstance(body, dict) else None
         line = self._redact(" ".join(str(text or error).split()))
@@ -319,7 +334,7 @@ class ApiEngine:
         return text.replace(self._key, "[API key]")
 
     def _spent_budget(self) -> BudgetError | None:
-        """Return the error of the budgets that are spent, with all that is counted by now."""
+        """Return an error that names the spent budgets and the current counts; None if no budget is spent."""
         settings, ledger = self._settings, self._ledger
         cost = settings.cost(ledger.prompt_tokens, ledger.completion_tokens)
         over = [

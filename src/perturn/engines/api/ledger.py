@@ -1,7 +1,7 @@
-"""Ledger of a paid engine: its spending and the answers bought, in a file that only grows.
+"""Ledger of a paid engine: an append-only file of the tokens spent and the answers received.
 
-A run that was stopped plays its unfinished episodes again from their beginning. The answers that were already
-paid for are read from here, so neither the budget is forgotten nor an answer bought twice.
+A resumed run plays its unfinished episodes again from their beginning. Answers that were already paid for are read
+from the ledger. So the budget counts earlier spending, and no answer is paid for twice.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class _Line(TypedDict):
 
 
 class Ledger:
-    """Tokens spent and answers bought; in memory alone if there is no file."""
+    """Tokens spent and answers received; without a file, they are only in memory."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, making it if there is none; a line that a kill cut short is dropped.
+        """Open the file, or create it; drop a last line that was cut short when a process was killed.
 
         Raises:
-            RunError: If another process has it open, or it cannot be read or written.
+            RunError: If another process has the file open, or it cannot be read or written.
         """
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self.answers: dict[str, dict[str, Any]] = {}
-        """By the digest of their request."""
+        """Answers by the digest of their request."""
         self._file: GrowingFile | None = None
         if path is not None:
             self._file = GrowingFile(path, RunError, lambda: self._read(path))
@@ -63,13 +63,19 @@ class Ledger:
 
     @property
     def tokens(self) -> int:
-        """Tokens spent, of prompts and completions together."""
+        """Number of tokens spent, prompts and completions together."""
         return self.prompt_tokens + self.completion_tokens
 
     def add(
         self, digest: str, answer: dict[str, Any] | None, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Count a request, and keep its answer if it is usable.
+        """Count a request and store its answer.
+
+        Args:
+            digest: Digest of the request.
+            answer: The answer; None if it is unusable.
+            prompt_tokens: Number of tokens of the prompt.
+            completion_tokens: Number of tokens of the answer.
 
         Raises:
             StorageError: If the file cannot be written.
@@ -99,22 +105,23 @@ class Ledger:
 
 
 LONGEST_ANSWER = 1 << 24
-"""Bytes of an answer; the longest contexts there are take a quarter of it."""
+"""Largest size of an answer in bytes; the longest contexts of today's models need a quarter of it."""
 
 
 class OversizedAnswer(Exception):
-    """A server sent more than `LONGEST_ANSWER`, or a compressed answer."""
+    """Raised if a server sends more than `LONGEST_ANSWER` bytes, or a compressed answer."""
 
 
 class LimitedClient(openai.DefaultAsyncHttpxClient):
-    """The official client's HTTP client, within limits."""
+    """HTTP client for the official client, with limits on request rate, waiting time and answer size."""
 
     def __init__(self, seconds: float, per_minute: float | None) -> None:
         """Make a client.
 
         Args:
-            seconds: Limit for each request, from its sending to the last byte of its answer.
-            per_minute: Requests sent in a minute at most, evenly spaced; the wait for a free slot does not count.
+            seconds: Time limit of each request in seconds, from sending it to the last byte of its answer.
+            per_minute: Largest number of requests per minute, evenly spaced; None: no limit. The wait before sending
+                does not count towards `seconds`.
         """
         super().__init__(headers={"Accept-Encoding": "identity"}, event_hooks={"response": [_bound]})
         self._seconds = seconds
@@ -125,7 +132,7 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         """Send a request and read its answer.
 
         Raises:
-            ReadTimeout: If that takes too long; the official client sends it again.
+            ReadTimeout: If the time limit is exceeded; the official client then sends the request again.
             OversizedAnswer: If the answer is too long.
         """
         now = time.monotonic()
@@ -147,7 +154,7 @@ async def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A stream that ends in an error where it grows too long."""
+    """A stream of bytes that raises `OversizedAnswer` after `LONGEST_ANSWER` bytes."""
 
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream

@@ -26,35 +26,35 @@ class ApiSettings:
     """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
 
     SECRET_LENGTH: ClassVar[int] = 8
-    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may occur in any text."""
+    """Smallest number of characters of a secret key; shorter keys are placeholders, such as EMPTY."""
 
     base_url: str = "https://api.openai.com/v1"
-    """Address of the protocol, with its version."""
+    """Address of the server's API, version included, such as `https://host/v1`."""
     api_key_env: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; None: the server asks for none. The API key is not a setting."""
+    """Environment variable that holds the API key; None: the server asks for no key. The key itself is no setting."""
     concurrency: Annotated[int, Bound(least=1), EFFORT] = 16
-    """Requests under way at the same time, at most."""
+    """Largest number of requests at the same time."""
     requests_per_minute: Annotated[float, Bound(above=0), EFFORT] | None = None
-    """Requests sent in a minute at most, retries included, evenly spaced. None: no limit by Perturn."""
+    """Largest number of requests per minute, retries included, evenly spaced. None: no limit by Perturn."""
     max_retries: Annotated[int, Bound(least=0), EFFORT] = 6
-    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
+    """Largest number of retries of one request after a connection error or HTTP status 408, 409, 429 or 5xx."""
     timeout: Annotated[float, SECONDS, EFFORT] = 120.0
-    """Seconds for each request, from its sending to the last byte of its answer."""
+    """Time limit of each request in seconds, from sending it to the last byte of its answer."""
     stop: list[str] | None = None
-    """Texts that end an answer before them; None: stop texts of the protocol's format, []: none are sent."""
+    """Stop texts: an answer ends before the first of them. None: the prompt format's stop texts; []: none."""
     keep_thoughts: bool = True
-    """Whether the thought that a server gives with an answer is kept. A model whose chat template reads no thoughts
-    can be trained on the answers only without them."""
+    """Whether to record the reasoning that the server returns with an answer. Set it to false to train a model whose
+    chat template does not read reasoning."""
     max_tokens_total: Annotated[int, Bound(least=1), EFFORT] | None = None
-    """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""
+    """Budget of the run in tokens, prompts and answers together. Requests in flight are still finished."""
     max_cost: Annotated[float, Bound(above=0), EFFORT] | None = None
-    """Budget of the run in the currency of the prices. Like `max_tokens_total`."""
+    """Budget of the run in the currency of the prices. Requests in flight are still finished."""
     prompt_price: Annotated[float, Bound(least=0), EFFORT] | None = None
-    """Price of a million prompt tokens. Discounts for cached ones are not counted."""
+    """Price of a million prompt tokens. Discounts for cached tokens are not counted."""
     completion_price: Annotated[float, Bound(least=0), EFFORT] | None = None
-    """Price of a million tokens of answers."""
+    """Price of a million answer tokens."""
     request: dict[str, Any] = field(default_factory=dict)
-    """Parameters of each request, which override Perturn's; null removes a parameter, such as `{max_tokens: null}`."""
+    """Extra request parameters, which override Perturn's; null removes a parameter, such as `{max_tokens: null}`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -79,14 +79,14 @@ class ApiSettings:
             raise ValueError(f"request cannot set {', '.join(taken)}, which the engine sets itself.")
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Check that the library is installed and a key is set outside the recipe; nothing is sent."""
+        """Check that the library is installed, the key is set, and the recipe does not hold it; send nothing."""
         require_library("openai", "engine api", "api")
         key = self.read_key()
         if key and len(key) >= self.SECRET_LENGTH and key in recipe:
             raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
 
     def open(self, serving: Serving) -> Engine:
-        """Ask the server for answers, and keep the paid answers in the run's folder."""
+        """Open an engine that asks the server; paid answers are stored in the run folder."""
         require_library("openai", "engine api", "api")
         ledger = RunPaths(serving.folder).ledger if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
@@ -96,7 +96,7 @@ class ApiSettings:
 
     @property
     def traits(self) -> EngineTraits:
-        """It serves the models of its server, and spends money."""
+        """Traits of the engine: it serves no checkpoints, and it spends money."""
         most = self.max_cost or self.max_tokens_total
         spending = (
             f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"
@@ -111,11 +111,11 @@ class ApiSettings:
 
     @property
     def host(self) -> str:
-        """The server's name."""
+        """Host name of the server."""
         return urlsplit(self.base_url).hostname or ""
 
     def read_key(self) -> str | None:
-        """Return the key from the environment; None where the server asks for none.
+        """Return the API key from the environment variable; None if the server asks for no key.
 
         Raises:
             ConfigError: If the variable is not set or holds no key.
@@ -125,7 +125,7 @@ class ApiSettings:
         return key_in(self.api_key_env, self.host)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the cost of tokens, in the currency of the prices."""
+        """Return the cost of numbers of tokens, in the currency of the prices."""
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6

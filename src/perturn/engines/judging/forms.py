@@ -1,4 +1,4 @@
-"""Forms that ask a judge for a rating: texts with names in braces."""
+"""Prompt templates that ask a judge for a rating, with names in braces as placeholders."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 NAME = re.compile(r"\{(\w+)\}")
-"""A name in braces."""
+"""Pattern of a placeholder: a name in braces."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to ask for a rating."""
+    """System prompt and template of the user message that ask for a rating."""
 
     system: str
     template: str
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """Return the template with texts for its names; braces in a text are not changed."""
+        """Return the template with its placeholders replaced by texts; braces in a text are not changed."""
         return fill(self.template, texts)
 
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
-    """Return a template with texts for its names; other names in braces, and braces in a text, are not changed."""
+    """Return a template with its placeholders replaced by texts.
+
+    Placeholders without a text stay as they are, and so do braces in a text.
+    """
     return NAME.sub(lambda name: texts.get(name[1], name[0]), template)

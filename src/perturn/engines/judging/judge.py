@@ -1,4 +1,4 @@
-"""A judge: asks a model for ratings until it gives a readable rating, and makes none up."""
+"""A judge that asks a model for ratings, and asks again if an answer has no readable rating."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perturn.types import Action, Engine, Message, Prompt, Sampling
 
 _RATING = re.compile(r"\[\[\s*(-?\d{1,6}(?:\.\d{1,6})?)\s*\]\]")
 _AT_ONCE = 64
-"""Questions that an engine is asked together; their answers are kept before the next questions are asked."""
+"""Number of questions in one batch; the answers of a batch are stored before the next batch is sent."""
 _END = 100
-"""Characters of an unreadable judgment that are quoted."""
+"""Number of characters that an error quotes from the end of an unreadable judgment."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Question:
     system: str
     text: str
     conversation: str
-    """Identity of the rated episode or turn, by which an engine may keep its keys and values."""
+    """Identity of the rated episode or turn; an engine may cache keys and values under it."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Judgment:
     """The ratings that a judge gave one question."""
 
     ratings: tuple[float, ...]
-    """The rating of each sample that has one."""
+    """Ratings of the samples whose judgment has a readable rating."""
     problems: tuple[str, ...] = ()
-    """Why a sample has none, for each that has none."""
+    """For each of the other samples, the reason why it has no rating."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Rates texts. A judgment without a rating is asked for again.
+    """Rates texts. If a judgment has no readable rating, the judge asks the same question again.
 
-    A question that the engine leaves unanswered has no rating. What is wrong with all questions (key, model, rate,
-    budget, a server that is down) ends the run with nothing recorded, as with the engine `api`.
+    A question that the engine fails to answer gets no rating. A fault that concerns all questions (key, model, rate,
+    budget, a server that is down) ends the run and records nothing, as with the engine `api`.
     """
 
     engine: Engine
@@ -51,19 +51,19 @@ class Judge:
     scale: tuple[float, float]
     """Lowest and highest rating."""
     settings: str
-    """The section that has the engine's settings, for messages."""
+    """Section of the recipe with the engine's settings; named in error messages."""
     samples: int = 1
-    """Ratings of one question."""
+    """Number of ratings for each question."""
     tries: int = 3
-    """Judgments of one sample, at most."""
+    """Largest number of judgments that are asked for one rating."""
     answers: MutableMapping[str, str] = field(default_factory=dict)
-    """Earlier answers by the digest of their question; the mapping grows."""
+    """Earlier answers by the digest of their question; the judge adds new answers."""
 
     def rate(self, questions: Sequence[Question]) -> list[Judgment]:
         """Return the judgment of each question, in order.
 
         Raises:
-            RunError: If no question at all can be answered.
+            RunError: If the engine can answer no question, for example because the server is down.
         """
         keys = [(number, sample) for number in range(len(questions)) for sample in range(self.samples)]
         ratings: dict[tuple[int, int], float] = {}
@@ -86,7 +86,7 @@ class Judge:
         return judgments
 
     def _ask(self, prompts: Sequence[Prompt]) -> list[str | EngineFailure]:
-        """Return the judgments, from earlier answers or from new ones."""
+        """Return the text or the failure of each prompt; earlier answers are reused, and new answers are stored."""
         digests = [self._digest(prompt) for prompt in prompts]
         found: dict[str, str | EngineFailure] = {}
         new = {
@@ -127,7 +127,7 @@ class Judge:
 
 
 def read_rating(judgment: str, scale: tuple[float, float]) -> float | None:
-    """Return the rating in a judgment; None if it has none, has two that differ, or is off the scale."""
+    """Return the rating in a judgment; None if there is no rating, two ratings differ, or it is off the scale."""
     found = {float(number) for number in _RATING.findall(judgment)}
     if len(found) != 1:
         return None
@@ -142,5 +142,5 @@ def _prompt(question: Question, seed: int) -> Prompt:
 
 
 def _between(low: float, high: float) -> float:
-    """Return a rating for an example, in whole numbers where there is one."""
+    """Return an example of a rating between two bounds; a whole number if the bounds differ by at least 1."""
     return float(round(low + 0.7 * (high - low))) if high - low >= 1 else low + 0.7 * (high - low)

@@ -1,4 +1,4 @@
-"""The judge of an environment: its settings, and its engine, which all worlds of a process share."""
+"""Settings of an environment's judge, and the judge's engine, which all environments of a process share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class JudgeSettings:
     """The section `judge` of an environment."""
 
     model: str
-    """Name of the model at the server."""
+    """Name of the judge's model at the server."""
     server: ApiSettings = field(default_factory=ApiSettings)
-    """The server, with the settings of the engine `api`."""
+    """The server of the judge's model; the settings are the engine `api`'s."""
     tries: Annotated[int, Bound(least=1)] = 3
-    """Most judgments of one answer or episode; if none has a grade, the episode fails."""
+    """Largest number of judgments for one answer or episode. If none has a readable grade, the episode fails."""
 
     def open(self, scale: tuple[float, float], reader: str) -> Judge:
-        """Return a judge at temperature 0; the key is read from the environment, and nothing is sent yet.
+        """Return a judge at temperature 0; read the key from an environment variable, and send nothing yet.
 
         Args:
             scale: Lowest and highest grade.
-            reader: Whose judge it is, for messages.
+            reader: Name of the part that uses the judge; named in error messages.
 
         Raises:
             ConfigError: If the key or the package `openai` is missing.
@@ -47,12 +47,14 @@ class JudgeSettings:
 
 @cache
 def open_engine(model: str, server: str, reader: str) -> Engine:
-    """Return the engine that asks a judge; all worlds of a process share it, with its pace, budget and answers.
+    """Return the engine of a judge's model.
+
+    All environments of a process share one engine, so they share its request rate, budget and stored answers.
 
     Args:
         model: Name of the model at the server.
         server: `ApiSettings` as JSON.
-        reader: Whose judge it is, for messages.
+        reader: Name of the part that uses the judge; named in error messages.
 
     Raises:
         ConfigError: If the key or the package `openai` is missing.

@@ -1,4 +1,4 @@
-"""Answers of a judge in a file that only grows, so that a run that was stopped asks nothing twice."""
+"""Answers of a judge in an append-only file, so that a resumed run asks no question twice."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class KeptAnswers(MutableMapping[str, str]):
     """Answers by the digest of their question, in memory and in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, making it if there is none; a line that a kill cut short is dropped.
+        """Open the file, or create it; drop a last line that was cut short when a process was killed.
 
         Raises:
-            RunError: If another process has it open, or it cannot be read or written.
+            RunError: If another process has the file open, or it cannot be read or written.
         """
         self._answers: dict[str, str] = {}
         self._file = GrowingFile(path, RunError, lambda: self._read(path))

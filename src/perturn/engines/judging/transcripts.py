@@ -1,4 +1,4 @@
-"""An episode as questions for a judge: the rubric, the scale, and the transcript as lines of JSON."""
+"""Questions to a judge about an episode: the rubric, the scale, and the transcript as lines of JSON."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def questions(
     """Return the questions to a judge about an episode: one question, or one for each turn.
 
     Args:
-        episode: With at least one turn.
-        rubric: What is good and bad; keys of the task's data in braces are replaced by their texts.
+        episode: The episode, with at least one turn.
+        rubric: Criteria of the rating. A key of the task's data in braces is replaced by the text under this key.
         scale: Lowest and highest rating.
-        of: What is rated.
+        of: Whether to rate the whole episode or each turn.
     """
     told = {key: value for key, value in episode.task.data.items() if isinstance(value, str)}
     rules = fill(rubric, told)
@@ -61,12 +61,12 @@ def question(
     """Return the question about a transcript, or about the newest action after it.
 
     Args:
-        transcript: What happened.
-        rubric: What is good and bad.
+        transcript: Messages of the episode, as lines of JSON.
+        rubric: Criteria of the rating.
         scale: Lowest and highest rating.
-        of: What is rated.
+        of: Whether an episode or a turn is rated.
         conversation: Identity of the rated episode or turn.
-        newest: The action that is rated; empty where the whole transcript is.
+        newest: The action to rate, as a line of JSON; empty: rate the whole transcript.
     """
     low, high = (f"{each:g}" for each in scale)
     texts = {
@@ -83,7 +83,7 @@ def _name(episode: Trajectory, of: str) -> str:
 
 
 def lines(messages: Iterable[Message]) -> str:
-    """Return messages as JSON, one per line, so that no text can pass for another message."""
+    """Return messages as JSON, one per line, so that no text inside a message can imitate another message."""
     return "\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
 
 

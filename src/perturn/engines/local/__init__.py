@@ -1,1 +1,1 @@
-"""The engine of this process: transformers' models with each conversation's keys and values kept."""
+"""The engine `local`: a transformers model in this process, with a KV cache for each conversation."""

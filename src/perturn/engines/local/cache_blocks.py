@@ -1,6 +1,7 @@
-"""Memory for keys and values: conversations of about one length side by side in a block, one buffer a layer.
+"""Memory of the KV cache: blocks with one buffer per layer, shared by conversations of similar length.
 
-One call then attends for all of them, which matters when each has one new token and the model is small.
+One attention call then serves all conversations of a block. This saves time if the model is small and each
+conversation has one new token.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from perturn.engines.local.prefix_tree import Beginning
 _STEP = 64
 """Capacities are multiples of this number of tokens."""
 _SLOTS = 16
-"""Slots of a block on a CPU, where memory is only used once it is written."""
+"""Number of slots of a block on a CPU, where unwritten memory takes no space."""
 _MOST_SLOTS = 64
-"""Slots of a block on other devices, at most."""
+"""Largest number of slots of a block on other devices."""
 _PARTS = 8
-"""Blocks that the memory for keys and values has room for there, at least: a block's memory is taken at once."""
+"""Smallest number of blocks that fit into the cache on other devices, where a block takes its full memory at once."""
 _NUMBERS = count()
 
 
 def capacity_for(tokens: int) -> int:
-    """Return the smallest capacity of a slot for this number of tokens; each capacity is 1.5 times the one before."""
+    """Return the smallest capacity of a slot that holds a number of tokens.
+
+    Each capacity is about 1.5 times the next smaller capacity.
+    """
     capacity = _STEP
     while capacity < tokens:
         capacity = -(-(capacity + capacity // 2) // _STEP) * _STEP
@@ -38,13 +42,13 @@ def capacity_for(tokens: int) -> int:
 
 
 def slots_of(device: str, budget: int, token_bytes: int, capacity: int) -> int:
-    """Return how many conversations lie side by side in a block.
+    """Return the number of slots of a block.
 
     Args:
-        device: Type of the device.
-        budget: Bytes for all keys and values.
-        token_bytes: Bytes of a token's keys and values in all layers.
-        capacity: Tokens of a slot.
+        device: Type of the device, such as `cpu`.
+        budget: Size of the KV cache in bytes.
+        token_bytes: Bytes of one token's keys and values in all layers.
+        capacity: Number of tokens of a slot.
     """
     if device == "cpu":
         return _SLOTS
@@ -52,31 +56,34 @@ def slots_of(device: str, budget: int, token_bytes: int, capacity: int) -> int:
 
 
 class Block:
-    """Buffers of several conversations, each of which has a slot in them."""
+    """Buffers for keys and values, with a slot for each of several conversations."""
 
     def __init__(self, slots: int, capacity: int) -> None:
-        """Make an empty block for a number of conversations, each of a number of tokens."""
+        """Make an empty block with `slots` slots of `capacity` tokens each."""
         self.capacity = capacity
         self.number = next(_NUMBERS)
-        """A block made later has a larger one."""
+        """Number of the block, in order of creation."""
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [slots, key heads, capacity, features]."""
         self.slots, self._bytes = slots, 0
         self.free = list(range(slots))
-        self._ever = 0  # slots before this one have been given out
+        self._ever = 0  # slots with a smaller index have been used before
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one slot."""
+        """Bytes of one slot in all layers."""
         return self._bytes // self.slots
 
     @property
     def token_bytes(self) -> int:
-        """Memory of one token in one layer."""
+        """Bytes of one token in one layer."""
         return self.slot_bytes // (self.capacity * max(1, len(self.layers)))
 
     def take(self) -> Slot:
-        """Return the first free slot; unwritten parts of it are zero, so that they can be attended to and masked."""
+        """Return the first free slot.
+
+        A slot that is used for the first time is filled with zeros, so that masked attention reads no NaN.
+        """
         index = min(self.free)
         self.free.remove(index)
         if index == self._ever:
@@ -86,7 +93,13 @@ class Block:
         return Slot(self, index)
 
     def open(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the buffers of a layer, made for keys and values of these shapes [1, key heads, tokens, features]."""
+        """Return the buffers of a layer, which are created on the first call.
+
+        Args:
+            layer: Index of the layer.
+            key: Keys [1, key heads, tokens, features], for shape, data type and device.
+            value: Values [1, key heads, tokens, features], for shape, data type and device.
+        """
         if layer not in self.layers:
             self.layers[layer] = self._buffer(key), self._buffer(value)
             self._bytes += sum(each.nbytes for each in self.layers[layer])
@@ -99,31 +112,31 @@ class Block:
 
 
 class Slot:
-    """One conversation's part of a block; free again as soon as it is released."""
+    """One conversation's part of a block; it becomes free as soon as no reference to it is left."""
 
     def __init__(self, block: Block, index: int) -> None:
-        """Make a slot; only `Block.take` does so."""
+        """Make a slot; call `Block.take` instead."""
         self.block, self.index = block, index
 
     def __del__(self) -> None:
-        """Give the slot back."""
+        """Mark the slot as free."""
         self.block.free.append(self.index)
 
 
 class Blocks:
-    """All blocks that somebody holds a slot of, by size."""
+    """All blocks in use, by the capacity of their slots."""
 
     def __init__(self, slots: Callable[[int], int]) -> None:
         """Make an empty cache.
 
         Args:
-            slots: How many conversations a block holds, from its capacity in tokens.
+            slots: Function that returns the number of slots of a block from its capacity in tokens.
         """
         self._slots = slots
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
-        """Return a slot for this number of tokens, in the oldest block with most conversations."""
+        """Return a free slot for a number of tokens, in the fullest block; among equally full blocks, the oldest."""
         capacity = capacity_for(tokens)
         blocks = self._blocks[capacity]
         unfilled = [block for block in blocks if block.free]
@@ -138,17 +151,29 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Ask(NamedTuple):
-    """The other methods that a layer calls."""
+    """Parameters of an attention call: layer, scale of the scores, sliding window, and whether sums are needed."""
 
     layer: int
     scaling: float | None
     window: int | None
     sums: bool
-    """Whether the log-sum-exps of scores are needed too."""
+    """Whether the log-sum-exps of the attention scores are needed too."""
 
 
 def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..., Tensor]:
-    """Make masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
+    """Return a function that makes attention masks and caches them for all layers of a forward pass.
+
+    A mask is 0 where a query may attend to a key, and minus infinity elsewhere [queries, keys].
+
+    Args:
+        last: For each query, the index of the last key that it may attend to.
+        tokens: Number of keys.
+        device: Device of the masks.
+
+    Returns:
+        Function that returns a mask. Its arguments are the sliding window in tokens (None: no window), the data type,
+        and the number of copies of the queries.
+    """
     ends = torch.tensor(last, device=device)[:, None]
 
     @cache
@@ -169,7 +194,19 @@ def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..
 def dot_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ask: Ask
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention by torch's kernel, causal without a mask, and the scores' log-sum-exps if asked for."""
+    """Compute attention with torch's kernel.
+
+    Args:
+        query: Queries [batch, heads, queries, features].
+        keys: Keys [batch, heads, keys, features].
+        values: Values [batch, heads, keys, features].
+        mask: Added to the scores; None: attention is causal.
+        ask: Parameters of the call.
+
+    Returns:
+        Attention outputs [batch, heads, queries, features]. Log-sum-exps of the scores [batch, heads, queries], or
+        None if `ask.sums` is False.
+    """
     if ask.sums:
         found, sums = _flash(query, keys, values, 0.0, mask is None, attn_mask=mask, scale=ask.scaling)
         return found, sums
@@ -181,7 +218,10 @@ def dot_products(
 def by_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention for one row a head, with scores that are rounded to the type of the keys."""
+    """Compute attention with two matrix products; arguments and results as in `dot_products`.
+
+    This is for few queries per head. The scores are rounded to the data type of the keys.
+    """
     scaled = query * (query.shape[-1] ** -0.5 if ask.scaling is None else ask.scaling)
     scores = (keys @ scaled.transpose(-1, -2)).transpose(-1, -2) + mask
     shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
@@ -189,12 +229,19 @@ def by_products(
 
 
 class Shared:
-    """All tokens whose conversations go on from a node, side by side."""
+    """Attention of a batch's tokens to the keys and values of one shared node."""
 
     def __init__(
         self, node: Beginning, readers: Sequence[tuple[int, int]], tokens: int, device: torch.device
     ) -> None:
-        """Choose some tokens of a batch: the index of each in the batch and in its conversation."""
+        """Store the node's keys and values, and prepare the masks for its readers.
+
+        Args:
+            node: The shared node.
+            readers: For each token that attends to the node, its index in the batch and in its conversation.
+            tokens: Number of tokens in the batch.
+            device: Device of the computation.
+        """
         start = sum(each.tokens for each in node.path[:-1])
         last = [index - start for _, index in readers]
         self._held, self._tokens = node.held, node.tokens
@@ -204,7 +251,17 @@ class Shared:
         self._mask = masks(last, node.tokens, device)
 
     def join(self, query: Tensor, found: Tensor, sums: Tensor, ask: Ask) -> tuple[Tensor, Tensor]:
-        """Join with the results of other tokens [tokens, heads, features], and their log-sum-exps [tokens, heads]."""
+        """Merge attention to the node into attention to other keys, weighted by the log-sum-exps.
+
+        Args:
+            query: Queries [1, heads, tokens, features].
+            found: Attention outputs over the other keys [tokens, heads, features].
+            sums: Log-sum-exps of the other scores [tokens, heads].
+            ask: Parameters of the call.
+
+        Returns:
+            Attention outputs [tokens, heads, features] and log-sum-exps [tokens, heads] over all these keys.
+        """
         window = ask.window
         if window is not None and self._nearest - window >= self._tokens - 1:
             return found, sums
@@ -212,7 +269,7 @@ class Shared:
         mask = None if window is None or self._farthest < window else self._mask(window, query.dtype)
         own, own_sums = (found, sums) if rows is None else (found[rows], sums[rows])
         more, more_sums = self._attend(query[0] if rows is None else query[0][:, rows], mask, ask)
-        if mask is not None:  # a token that sees none of them
+        if mask is not None:  # the window of a token may exclude the whole node
             more_sums = more_sums.masked_fill(mask[:, -1:].isneginf(), -torch.inf)
         share = (more_sums - own_sums).sigmoid()[..., None]
         joined = torch.lerp(own.float(), more.float(), share.float()).to(found.dtype)
@@ -222,7 +279,11 @@ class Shared:
         return found.index_copy(0, rows, joined), sums.index_copy(0, rows, total)
 
     def _attend(self, query: Tensor, mask: Tensor | None, ask: Ask) -> tuple[Tensor, Tensor]:
-        """Attend to the node alone: [heads, tokens, features] to [tokens, heads, features] and log-sum-exps."""
+        """Compute attention to the node alone, from queries [heads, tokens, features].
+
+        Returns:
+            Attention outputs [tokens, heads, features] and log-sum-exps [tokens, heads].
+        """
         keys, values = self._held[ask.layer]
         tokens, wide = query.shape[1], (len(keys), -1)
         asking = query.unflatten(0, wide).flatten(1, 2)[None]

@@ -1,8 +1,8 @@
-"""Guesses of the tokens that a policy will write next, and how many of them are worth a pass through the model.
+"""Draft tokens for speculative decoding: guesses of the next tokens, and how many of them save time.
 
-Agents repeat formats, and copy names from their observations. So the tokens after the last few tokens are guessed from
-earlier places with the same tokens: in the same conversation, and in the actions of all others. A guess that is wrong
-costs time and changes nothing.
+Agents repeat formats, and copy names from their observations. So the last few tokens are looked up in earlier text: in
+the same conversation, and in the actions of all conversations. The guess is the token that followed them there. A wrong
+guess costs time, but does not change the answer.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 
 _ORDERS = (6, 3, 1)
-"""Number of last tokens that are looked up; the longest known context comes first."""
+"""Lengths of the contexts that are looked up, in tokens; the longest context that was seen before is used."""
 CONTEXT = _ORDERS[0]
-"""Most last tokens that a guess depends on."""
+"""Largest number of last tokens on which a guess depends."""
 _ACTIONS = 100_000
-"""Contexts that are kept of the actions of all conversations; those that were first seen longest ago go."""
+"""Largest number of contexts stored from the actions of all conversations; the oldest contexts are dropped."""
 _CONVERSATIONS = 256
-"""Number of conversations whose tokens are kept."""
+"""Largest number of conversations whose tokens are stored."""
 _READ = 2048
-"""Last tokens that are learned of a conversation that is new, or was dropped for others."""
+"""Number of last tokens that are learned from a conversation that is new or was dropped."""
 _LASTS = 0.95
-"""Weight of a pass when the next one is timed."""
+"""Decay factor of the time measurement: with each new pass, the weight of all earlier passes is multiplied by it."""
 _FREE = 64.0
-"""Number of tokens that are assumed to cost as much as the fixed part of a pass, until passes were measured."""
+"""Number of tokens that cost as much as the fixed part of a pass; used until enough passes are measured."""
 
 
 class Followers:
-    """The last follower of some tokens, and how often a follower was the one before again."""
+    """For each context, the token that followed it last, and how often a follower equalled the previous follower."""
 
     def __init__(self) -> None:
         """Start without any tokens."""
@@ -38,7 +38,7 @@ class Followers:
         return len(self._seen)
 
     def learn(self, ids: Sequence[int], start: int) -> None:
-        """See which tokens from `start` on follow those before them."""
+        """Record each token from index `start` on as the follower of the tokens before it."""
         for index in range(start, len(ids)):
             token = ids[index]
             for order in _ORDERS:
@@ -48,7 +48,11 @@ class Followers:
                     self._seen[key] = token, right + (last == token), times + 1
 
     def guess(self, ids: Sequence[int]) -> tuple[float, int] | None:
-        """Return how sure the next token is, from 0 to 1, and the token; None if these last ones were never seen."""
+        """Return a guess of the next token.
+
+        Returns:
+            Estimated probability that the guess is right, and the token id. None if no context was seen before.
+        """
         for order in _ORDERS:
             found = self._seen.get(tuple(ids[-order:]))
             if found is not None:
@@ -57,19 +61,23 @@ class Followers:
         return None
 
     def forget_first(self, most: int) -> None:
-        """Most contexts that are kept."""
+        """Drop the oldest contexts, until at most `most` are left."""
         while len(self._seen) > most:
             self._seen.popitem(last=False)
 
 
 class Drafts:
-    """Guesses of whole answers."""
+    """Guesses of several next tokens, from the conversation and from the actions of all conversations."""
 
     def __init__(self, end_ids: Collection[int]) -> None:
-        """Start without any tokens; each of `end_ids` ends an answer."""
+        """Start without any tokens.
+
+        Args:
+            end_ids: Tokens that end an answer; nothing is guessed after them.
+        """
         self._end_ids = end_ids
         self._actions = Followers()
-        self._own: OrderedDict[str, tuple[Followers, int]] = OrderedDict()  # and how many tokens were learned
+        self._own: OrderedDict[str, tuple[Followers, int]] = OrderedDict()  # and the tokens learned so far
 
     def read(self, conversation: str, ids: Sequence[int]) -> None:
         """Learn the tokens of a conversation that are new since the last call."""
@@ -80,23 +88,28 @@ class Drafts:
             self._own.popitem(last=False)
 
     def learn(self, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """Learn an answer and the tokens before it, for all conversations."""
+        """Learn an answer for all conversations.
+
+        Args:
+            ids: Tokens before the answer.
+            answer: Tokens of the answer.
+        """
         before = ids[-CONTEXT:]
         self._actions.learn([*before, *answer], len(before))
         self._actions.forget_first(_ACTIONS)
 
     def forget(self, conversation: str) -> None:
-        """Drop the tokens that come from one conversation alone."""
+        """Drop the stored tokens of a conversation; its actions stay stored for all conversations."""
         self._own.pop(conversation, None)
 
     def guess(self, conversation: str, tail: Sequence[int], most: int, least: float) -> list[int]:
-        """Return tokens that are likely to come next.
+        """Return guesses of the next tokens.
 
         Args:
-            conversation: Where.
-            tail: Its last tokens, at most `CONTEXT`.
-            most: Tokens.
-            least: Chance that the last of them is right and with it all before.
+            conversation: Identity of the conversation.
+            tail: Last tokens of the conversation, at most `CONTEXT`.
+            most: Largest number of tokens to guess.
+            least: Smallest useful probability that all guessed tokens are right; guessing stops there.
         """
         known = [self._actions]
         if conversation in self._own:
@@ -113,14 +126,14 @@ class Drafts:
 
 
 class Pace:
-    """Seconds of a pass against its tokens: a straight line through the newest passes."""
+    """Linear fit of a pass's time in seconds against its number of tokens, over the newest passes."""
 
     def __init__(self) -> None:
         """Start without measurements."""
         self._passes = self._tokens = self._seconds = self._squares = self._products = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Add a pass that was timed."""
+        """Add a measured pass with its number of tokens and its time in seconds."""
         self._passes = _LASTS * self._passes + 1
         self._tokens = _LASTS * self._tokens + tokens
         self._seconds = _LASTS * self._seconds + seconds

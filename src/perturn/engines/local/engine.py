@@ -1,8 +1,8 @@
-"""The default engine: a transformers model in this process, with each conversation's keys and values kept.
+"""The default engine: a transformers model in this process, with a KV cache for each conversation.
 
-A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its turns, up
-to a budget; evicted ones are computed again. Prompts join the batch when they come and leave it when they are answered,
-at any token; a batch is a row of new tokens without padding (see `history.py`).
+A turn costs only its new tokens: the keys and values of a conversation stay in memory between its turns, up to a
+budget. After an eviction they are computed again. Batching is continuous: a prompt can join or leave the batch at any
+token. The new tokens of a batch form one row without padding (see `kv_cache.py`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from perturn.rotary import steady_length
 from perturn.types import Action, Prompt, Sampling
 
 _PASS = 2048
-"""Most tokens in one pass through the model; longer prompts are fed in several."""
+"""Largest number of new tokens in one forward pass; longer prompts are fed in several passes."""
 _DRAFT = 16
-"""Most tokens that are guessed of an answer at once."""
+"""Largest number of tokens that are guessed for an answer in one pass."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
-"""Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
+"""Largest mean difference of log-probabilities that rounding explains, in nats, by data type of the weights."""
 
 
 class LocalEngine:
-    """Continuous batching with a transformers model whose layers attend to earlier tokens."""
+    """Continuous batching with a transformers model."""
 
     def __init__(
         self,
@@ -58,21 +58,22 @@ class LocalEngine:
         pack: bool = True,
         speculate: bool = True,
     ) -> None:
-        """Serve a model that is already on its device and in its dtype; the engine may change it until `close`.
+        """Start to serve a model, and check the engine's log-probabilities against the model's own.
 
         Args:
-            model: A causal language model.
-            tokens: Conversation -> tokens.
-            name: Identity of the policy, stamped on the trajectories.
-            context: Longest sequence in tokens; a prompt that leaves no room for an answer is a failure. It is less
-                where a longer conversation would have other positions than its turns were sampled with.
-            cache_gigabytes: Memory for keys and values.
-            pack: On a CPU, multiply by a packed copy of the weights.
-            speculate: Feed guesses of the next tokens along with the newest one, where that pays.
+            model: A causal language model on its device, in its data type. The engine changes its attention until
+                `close`.
+            tokens: Converts conversations to token ids.
+            name: Name of the policy, recorded in the trajectories.
+            context: Longest sequence in tokens; None: no limit. Prompts that leave no room for an answer fail. A lower
+                limit applies if the model's rotary embedding changes with the length of the sequence.
+            cache_gigabytes: Size of the KV cache in gigabytes.
+            pack: Whether to multiply by a packed copy of the weights on a CPU.
+            speculate: Whether to verify guessed next tokens together with the newest token, if that saves time.
 
         Raises:
-            ModelError: If a layer keeps something else than keys and values of tokens, or a few tokens get other
-                log-probabilities from the engine than from the model alone.
+            ModelError: If a layer caches anything but keys and values, or the engine's log-probabilities differ from
+                the model's.
         """
         self.name = name
         self.version: int | None = None
@@ -84,7 +85,7 @@ class LocalEngine:
         self.abilities = EngineAbilities(
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
-        """Tokens of the newest prompt of each conversation."""
+        """Abilities of the engine; `prompt_tokens` holds each conversation's prompt length in tokens."""
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
         self._kept: OrderedDict[str, History] = OrderedDict()
@@ -95,7 +96,7 @@ class LocalEngine:
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_ids) if speculate else None
         self._pace = Pace()
-        self._blocks = Blocks(lambda _: 1)  # for the comparison
+        self._blocks = Blocks(lambda _: 1)  # one slot per block suffices for the comparison
         check_layers(model)
         alone = words_alone(model)
         self._attention = model.config._attn_implementation
@@ -109,10 +110,9 @@ class LocalEngine:
             raise
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on; `advance` answers them.
+        """Start answering prompts; `advance` returns their answers.
 
-        Each answer is drawn with a generator of its prompt's own seed, so it depends on the other prompts through
-        rounding alone.
+        Each prompt has its own seeded random generator, so other prompts change an answer only through rounding.
         """
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
@@ -132,13 +132,13 @@ class LocalEngine:
             self._waiting.append(row)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Run one pass of the model; return the prompts that it completes, and their answers."""
+        """Run one forward pass; return the prompts that were answered, with their answers."""
         self._admit()
         ended = self._pass() if self._running else []
         for row in ended:
             if self._drafts:
                 self._drafts.learn(row.ids, row.answer)
-            if row.history.nbytes <= self._budget:  # for the conversation's next turn
+            if row.history.nbytes <= self._budget:  # keep it for the conversation's next turn
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
         return [*refused, *((row.prompt, self._action(row)) for row in ended)]
@@ -150,13 +150,14 @@ class LocalEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, when all are answered."""
+        """Return one action or failure per prompt, in order."""
         return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights of the same model from now on; results of the old weights are dropped.
+        """Replace the weights by other weights of the same model, and drop cached results of the old weights.
 
-        They are read one tensor at a time. Files that only transformers can read need a second model.
+        The weights are read one tensor at a time. Files that only transformers can read need the memory of a second
+        model.
 
         Raises:
             RunError: If prompts are being answered.
@@ -167,10 +168,10 @@ class LocalEngine:
     def swap_weights(
         self, folder: str | Path, name: str, version: int | None, base: str | None = None
     ) -> None:
-        """Update the weights like `update_weights`, also in the middle of answers.
+        """Replace the weights like `update_weights`, even while answers are being generated.
 
-        These go on after their tokens so far, whose keys and values are computed again. So each token has its
-        log-probability under its own version of the weights alone.
+        Unfinished answers continue after their last token, and the keys and values of all earlier tokens are computed
+        again. So the log-probability of each token depends on one version of the weights alone.
         """
         stored = stored_weights(folder, self._model, self._model.dtype, base)
         self._unpack()
@@ -185,7 +186,7 @@ class LocalEngine:
         self.name, self.version = name, version
 
     def forget(self, conversation: str) -> None:
-        """Free the keys and values of a conversation."""
+        """Free the keys and values of a conversation that has ended."""
         self._kept.pop(conversation, None)
         self._prompt_tokens.pop(conversation, None)
         if self._drafts:
@@ -193,7 +194,7 @@ class LocalEngine:
         return_waste()
 
     def close(self) -> None:
-        """Drop all prompts, free all keys and values, and give the model its attention back."""
+        """Drop all prompts, free all keys and values, and restore the model's attention."""
         self._waiting.clear()
         self._running.clear()
         self._kept.clear()
@@ -201,20 +202,20 @@ class LocalEngine:
         self._model.set_attn_implementation(self._attention)
 
     def _action(self, row: Row) -> Action:
-        """Return the answer of a row that has ended."""
+        """Return the finished answer of a row as an action."""
         action = self._tokens.action(row.answer, row.logprobs, row.prompt.tools)
         return replace(action, versions=tuple(row.versions)) if row.versions else action
 
     def _said(self, ids: Sequence[int]) -> str:
-        """Return the text of sampled tokens, in which stop texts are looked for."""
+        """Return the text of sampled tokens, for the search for stop texts."""
         return self._tokens.action(ids, ()).text
 
     def _join(self, row: Row) -> None:
-        """Find the beginning that the prompt shares with other prompts."""
+        """Find the prefix that a prompt shares with other prompts."""
         row.history.end = self._beginnings.join(row.ids, row.history)
 
     def _admit(self) -> None:
-        """Let prompts join, in their order, as far as their keys and values have room."""
+        """Move waiting prompts into the batch, in their order, as long as their keys and values fit into memory."""
         while self._waiting:
             row = self._waiting[0]
             own = self._kept.pop(row.prompt.conversation, None)
@@ -234,14 +235,14 @@ class LocalEngine:
             if fits:
                 self._begin(row.history, shared, apart)
             else:
-                if row.history.apart:  # it reads what is freed now
+                if row.history.apart:  # it would read memory that the next line frees
                     row.history = History(self._blocks)
                 self._beginnings.free()
                 row.capacity = capacity_for(row.longest)
             self._running.append(self._waiting.popleft())
 
     def _apart(self, shared: Sequence[Beginning]) -> int:
-        """Return how many nodes stay apart: where reading them for each conversation takes longer than more calls."""
+        """Return how many shared nodes to leave in common memory, where that is faster than copying them to slots."""
         if self._model.device.type != "cpu" or not self._joins:
             return 0
         layer_bytes = self._token_bytes // self._layers
@@ -249,17 +250,17 @@ class LocalEngine:
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
     def _wanted(self, row: Row, shared: Sequence[Beginning]) -> int:
-        """Return memory of running conversations, of a joining one, and of kept tokens without an owner."""
+        """Return the bytes needed by running conversations, the joining conversation, and new shared nodes."""
         fresh = sum(node.tokens for node in shared if not node.held)
         return self._token_bytes * (sum(each.capacity for each in self._running) + row.capacity + fresh)
 
     def _resting(self) -> int:
-        """Return memory of conversations at rest, and of shared beginnings."""
+        """Return the bytes held by conversations between their turns, and by shared prefixes."""
         return self._beginnings.nbytes + sum(history.nbytes for history in self._kept.values())
 
     @torch.inference_mode()
     def _begin(self, history: History, shared: Sequence[Beginning], apart: int) -> None:
-        """Start with the shared beginning, which is computed when the first of the prompts arrives."""
+        """Start a history with a shared prefix, whose first `apart` nodes stay in common memory."""
         for number, node in enumerate(shared):
             if not node.held:
                 alone = History(Blocks(lambda _: 1))
@@ -272,10 +273,10 @@ class LocalEngine:
             history.begin(shared, apart)
 
     def _pass(self) -> list[Row]:
-        """Feed further tokens of the rows, up to the limit of a pass; return the rows that are complete then."""
+        """Run one forward pass over the next tokens of the rows; return the rows whose answers are complete."""
         parts: list[tuple[Row, list[int]]] = []
         left = _PASS
-        for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first
+        for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # started answers go first
             if left > 0:
                 parts.append((row, row.fresh[:left]))
                 left -= len(parts[-1][1])
@@ -290,9 +291,10 @@ class LocalEngine:
         return ended
 
     def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[Row, list[int]]]) -> None:
-        """Put guesses after the newest tokens, if they raise the tokens per second.
+        """Append guesses to the newest tokens, if they increase the number of sampled tokens per second.
 
-        A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
+        The time of a pass is proportional to its tokens plus `free`. Without guesses, a pass gives one sampled token
+        for each row that has no further tokens to feed.
         """
         asked = [(row, part) for row, part in parts if row.missing == len(part)]
         least = len(asked) / (self._pace.free + sum(len(part) for _, part in parts))
@@ -301,11 +303,11 @@ class LocalEngine:
             part += drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
 
     def _forward(self, parts: Sequence[tuple[Row, list[int]]]) -> tuple[list[tuple[Row, list[int]]], Tensor]:
-        """Feed rows some tokens, and guesses after them.
+        """Run a forward pass over some tokens of each row, with guesses after them.
 
         Returns:
-            The rows that have fed all, with their guesses; and the logits of the token after the newest and after each
-            guess, row by row, float32 [tokens, vocabulary].
+            Rows without further tokens to feed, each with its guesses. Logits of the token after the newest token and
+            after each guess of these rows, row by row, float32 [tokens, vocabulary].
         """
         asked: list[int] = []
         ready: list[tuple[Row, list[int]]] = []
@@ -320,7 +322,10 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
-        """Feed tokens of conversations; return the logits after some of these tokens, float32 [asked, vocabulary]."""
+        """Run a forward pass over new tokens of conversations; return logits, float32 [asked, vocabulary].
+
+        `asked` are indices in the row of all new tokens: logits are returned for the token after each of them.
+        """
         ids: list[int] = []
         positions: list[int] = []
         for history, part in parts:
@@ -340,13 +345,10 @@ class LocalEngine:
         return logits.float()
 
     def _sample(self, rows: Sequence[tuple[Row, list[int]]], logits: Tensor) -> None:
-        """Lengthen each answer by one token, and by a further token as long as the last one was guessed right.
+        """Sample one token for each answer, and one more as long as the last sampled token equals its guess.
 
-        So each token is drawn as without guesses: after the same tokens, with the same random numbers.
-
-        Args:
-            rows: With their guesses.
-            logits: Of the token after the newest and after each guess, row by row [tokens, vocabulary].
+        So each token is sampled as without guesses: after the same tokens, with the same random numbers. Rows, guesses
+        and logits are results of `_forward`.
         """
         starts = accumulate((len(guessed) + 1 for _, guessed in rows), initial=0)
         going = [(row, start, guessed) for (row, guessed), start in zip(rows, starts, strict=False)]
@@ -359,11 +361,11 @@ class LocalEngine:
                 if guessed[step : step + 1] == row.answer[-1:] and not row.ended(self._tokens.end_ids)
             ]
             step += 1
-        for row, _ in rows:  # the keys and values of wrong guesses are written over
+        for row, _ in rows:  # the keys and values of wrong guesses are overwritten later
             del row.history.ids[row.length - 1 :]
 
     def _draw(self, rows: list[Row], logits: Tensor) -> None:
-        """Lengthen each answer by one token, from its logits [rows, vocabulary]."""
+        """Sample the next token of each answer from its logits [rows, vocabulary]."""
         logprobs = logits.log_softmax(-1)
         for sampling in {row.sampling for row in rows}:
             indices = [index for index, row in enumerate(rows) if row.sampling == sampling]
@@ -375,7 +377,7 @@ class LocalEngine:
                 rows[index].versions += [] if self.version is None else [self.version]
 
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
-        """Reject a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
+        """Check the engine's log-probabilities against the result of `words_alone`; measure the bytes per token."""
         asked = Prompt((), (), (), 0, "")
         rows = [Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:CHECK]) for row in rows])
@@ -389,9 +391,9 @@ class LocalEngine:
             )
         self._token_bytes = rows[0].history.nbytes // capacity_for(len(rows[0].ids))
         self._blocks = Blocks(partial(slots_of, self._model.device.type, self._budget, self._token_bytes))
-        # torch's kernel that gives log-sum-exps takes keys and values of one size.
+        # torch's kernel that returns log-sum-exps needs keys and values of the same shape.
         self._joins = all(key.shape == value.shape for key, value in rows[0].history.computed().values())
 
 
 def _nothing() -> None:
-    """Undo nothing."""
+    """Do nothing: without packing there is nothing to undo."""

@@ -1,10 +1,12 @@
-"""Keys and values of conversations, and attention that reads them where they lie.
+"""KV cache of each conversation, and attention that reads it in place.
 
-The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
-them apart. Each conversation's keys and values stay in its own slot (see `blocks.py`): nothing is copied when a
-conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
-one call; every other one attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these
-all of them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
+The new tokens of all conversations pass through the model as one row without padding; only attention separates the
+conversations. The keys and values of a conversation stay in its slot (see `cache_blocks.py`), so nothing is copied when
+a conversation joins or leaves the batch. Conversations of one block with few new tokens share an attention call. Each
+other conversation has a call of its own.
+
+The keys and values of a shared prefix may stay in common memory (see `prefix_tree.py`). All conversations then attend
+to the prefix in one matrix product. Their attention to prefix and slot is merged by the log-sum-exps.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ NAME = "perturn-history"
 """Name of our attention among transformers' implementations."""
 
 CALL_BYTES = 2**20
-"""Keys and values of a layer that a CPU reads in about the fixed time of a call."""
+"""Bytes of keys and values that a CPU reads in about the fixed time of one attention call."""
 
 _OTHER_CALL_BYTES = 2**28
-"""The same for other devices: at 3 TB/s they are read in 90 microseconds, in which ten kernels are started."""
+"""Bytes that other devices read in the fixed time of one call: 90 microseconds at 3 TB/s, or ten kernel launches."""
 
 _FEW = 8
-"""Conversations with at most this many new tokens attend together; a conversation with more attends alone."""
+"""Largest number of new tokens with which a conversation shares an attention call with others."""
 
 _PRODUCT_STEP = 64
-"""Matrix products attend over a multiple of this number of tokens, since each new shape has to be prepared."""
+"""Number of tokens to a multiple of which matrix products are rounded up, because each new shape costs setup time."""
 
 
 @dataclass(eq=False)
@@ -58,30 +60,30 @@ class History:
 
     blocks: Blocks
     ids: list[int] = field(default_factory=list)
-    """Tokens whose keys and values are held."""
+    """Tokens whose keys and values are cached."""
     slot: Slot | None = None
     end: Beginning | None = None
-    """The node where its first prompt ends in the tree of beginnings."""
+    """Last node of the conversation's first prompt in the prefix tree."""
     apart: Beginning | None = None
-    """Last node whose keys and values are read where they lie for all; later tokens have theirs in the slot."""
+    """Last node that is read from common memory; keys and values of later tokens are in the slot."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held."""
+        """Bytes of the conversation's slot."""
         return self.slot.block.slot_bytes if self.slot else 0
 
     @property
     def tokens_apart(self) -> int:
-        """Tokens whose keys and values are not in the slot."""
+        """Number of tokens whose keys and values are in common memory instead of the slot."""
         return sum(node.tokens for node in self.apart.path) if self.apart else 0
 
     @property
     def path_apart(self) -> list[Beginning]:
-        """The nodes whose keys and values are read where they lie."""
+        """Nodes that are read from common memory."""
         return self.apart.path if self.apart else []
 
     def reserve(self, tokens: int) -> Slot:
-        """Return a slot with room for this number of tokens, into which the stored keys and values were copied."""
+        """Return a slot with room for `tokens` tokens; if a new slot is needed, copy the keys and values into it."""
         old = self.slot
         if old is not None and tokens <= old.block.capacity:
             return old
@@ -94,11 +96,13 @@ class History:
         return new
 
     def cut_to(self, ids: list[int], most: int) -> bool:
-        """Drop tokens that are not in a prompt, such as an action not taken; return whether few enough were dropped.
+        """Drop cached tokens that differ from a new prompt; return whether the cache can be used for the prompt.
+
+        The cache is unusable if too many tokens would be dropped, or none would be left in the slot.
 
         Args:
-            ids: The prompt; one token at least is left to be fed.
-            most: Tokens that may be dropped.
+            ids: Token ids of the prompt; at least its last token is left to feed.
+            most: Largest number of tokens that may be dropped.
         """
         same = len(self.ids)
         if same >= len(ids) or ids[:same] != self.ids:
@@ -106,11 +110,16 @@ class History:
             same = next((at for at, (own, its) in enumerate(both) if own != its), min(same, len(ids) - 1))
         if len(self.ids) - same > most or same <= self.tokens_apart:
             return False
-        del self.ids[same:]  # their keys and values are written over
+        del self.ids[same:]  # their keys and values are overwritten later
         return True
 
     def begin(self, path: Sequence[Beginning], apart: int) -> None:
-        """Start with tokens whose keys and values are held; keys and values of the first nodes are not copied."""
+        """Start the conversation with a shared prefix.
+
+        Args:
+            path: Nodes of the prefix, in order, with computed keys and values.
+            apart: Number of first nodes to read from common memory; the later nodes are copied into the slot.
+        """
         self.apart = path[apart - 1] if apart else None
         self.ids = [token for node in path[:apart] for token in node.ids]
         start = 0
@@ -125,7 +134,7 @@ class History:
             start = stop
 
     def computed(self) -> dict[int, list[Tensor]]:
-        """Return keys and values by layer, each [key heads, tokens, features]."""
+        """Return the keys and values in the slot by layer, each [key heads, tokens, features]."""
         assert self.slot is not None
         index, kept = self.slot.index, len(self.ids) - self.tokens_apart
         return {
@@ -135,12 +144,12 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class _Span:
-    """The new tokens of one conversation in a batch."""
+    """New tokens of one conversation in a batch."""
 
     row: int
-    """Of the first of them in the batch."""
+    """Index of the first new token in the batch."""
     old: int
-    """Tokens that its slot holds already."""
+    """Number of tokens that the slot already holds."""
     new: int
     slot: Slot
 
@@ -151,14 +160,14 @@ class _Span:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Attention of the tokens of a batch."""
+    """Attention calls of a batch."""
 
     parts: list[_Alone | _Together]
-    """Attention to the keys and values in the conversations' slots."""
+    """Attention calls to keys and values in the conversations' slots."""
     order: Tensor | None
-    """Index of each token of the batch among the tokens of the parts; None: the same order."""
+    """Index of each token of the batch among the concatenated tokens of `parts` [tokens]; None: the same order."""
     shared: list[Shared]
-    """Attention to the keys and values that are shared."""
+    """Attention calls to keys and values in common memory."""
 
 
 _PLAN: ContextVar[_Plan] = ContextVar("plan")
@@ -166,13 +175,14 @@ _PLAN: ContextVar[_Plan] = ContextVar("plan")
 
 @contextmanager
 def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Iterator[None]:
-    """Have a model with our attention read one row of tokens as new tokens of several conversations.
+    """Let a model with the attention `NAME` read one row of tokens as new tokens of several conversations.
 
-    Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
+    After a forward pass in this context, the histories hold keys and values of the new tokens. The caller must append
+    the new tokens to their `ids`.
 
     Args:
-        batch: The conversations, and how many new tokens each has.
-        device: To compute on.
+        batch: Histories of the conversations, each with its number of new tokens, in the order of the row.
+        device: Device of the computation.
     """
     spans: list[_Span] = []
     readers: defaultdict[Beginning, list[tuple[int, int]]] = defaultdict(list)
@@ -195,7 +205,7 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """Return the parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
+    """Divide a batch into attention calls: one per conversation with many new tokens, the others per block."""
     parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
     by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
     for span in spans:
@@ -207,7 +217,10 @@ def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Toge
 
 
 def _runs(block: Block, members: list[_Span], device: torch.device) -> list[list[_Span]]:
-    """Return a block's conversations by slot, divided where reading the gap takes longer than another call."""
+    """Divide a block's conversations, sorted by slot, into attention calls.
+
+    Two neighbours are in different calls if reading the unused slots between them takes longer than another call.
+    """
     ordered = sorted(members, key=lambda span: span.slot.index)
     unread = max(span.old for span in members) * block.token_bytes
     most = CALL_BYTES if device.type == "cpu" else _OTHER_CALL_BYTES
@@ -220,7 +233,7 @@ def _runs(block: Block, members: list[_Span], device: torch.device) -> list[list
 
 
 class _Alone:
-    """One conversation with several new tokens."""
+    """Attention call of one conversation with many new tokens."""
 
     def __init__(self, span: _Span, device: torch.device) -> None:
         self.rows: Sequence[int] = range(span.row, span.row + span.new)
@@ -228,9 +241,16 @@ class _Alone:
         self._mask = masks(range(span.old, span.total), span.total, device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
-        """Keep the new keys and values, and attend.
+        """Store the new keys and values in the slot, and compute attention.
 
-        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
+        Args:
+            query: Queries of the whole batch [1, heads, tokens, features].
+            key: Keys of the whole batch [1, key heads, tokens, features].
+            value: Values of the whole batch [1, key heads, tokens, features].
+            ask: Parameters of the call.
+
+        Returns:
+            Attention outputs [new, heads, features]; log-sum-exps [new, heads], or None if `ask.sums` is False.
         """
         span, total = self._span, self._span.total
         query, key, value = (each.narrow(2, span.row, span.new) for each in (query, key, value))
@@ -241,7 +261,7 @@ class _Alone:
         if span.old == 0 and (ask.window is None or total <= ask.window):
             asking, mask = query[0].unflatten(0, wide), None
             keys, values = (each[:, None, :total].expand(-1, wide[1], -1, -1) for each in held)
-        else:  # heads that share a key head ask as further tokens, which takes 0.7 of the time in bfloat16
+        else:  # heads that share a key head become further queries, which takes 0.7 of the time in bfloat16
             asking, mask = (
                 query.unflatten(1, wide).flatten(2, 3),
                 self._mask(ask.window, query.dtype, wide[1]),
@@ -253,7 +273,7 @@ class _Alone:
 
 
 class _Together:
-    """Conversations of one block with a few new tokens each, by slot."""
+    """Attention call of several conversations of one block with few new tokens each, sorted by slot."""
 
     def __init__(self, block: Block, members: list[_Span], device: torch.device) -> None:
         self.rows: Sequence[int] = [row for span in members for row in range(span.row, span.row + span.new)]
@@ -262,7 +282,8 @@ class _Together:
         self._count, self._width = count, max(span.new for span in members)
         self._longest = max(span.total for span in members)
         self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
-        # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
+        # Every slot gets `width` queries. Missing queries repeat the slot's last token. Slots without new tokens, which
+        # lie between the others, repeat the first token of all.
         asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
         order: list[int] = []
         slots: list[int] = []
@@ -282,10 +303,7 @@ class _Together:
         self._mask = masks(last, self._rounded, device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
-        """Keep the new keys and values, and attend.
-
-        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
-        """
+        """Store the new keys and values in the slots, and compute attention; see `_Alone.attend`."""
         held = self._block.open(ask.layer, key, value)
         for kept, fresh in zip(held, (key, value), strict=True):
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
@@ -294,10 +312,10 @@ class _Together:
         asking = asking.permute(2, 0, 1, 3, 4).flatten(
             2, 3
         )  # [slots, key heads, their heads * width, features]
-        # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
+        # For one query in bfloat16, torch's CPU kernel takes four times as long as two matrix products.
         on_cpu = query.device.type == "cpu"
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and on_cpu
-        # A kernel of a GPU copies a mask whose rows do not begin at a multiple of 8 numbers.
+        # GPU kernels copy a mask unless each of its rows starts at a multiple of 8 numbers.
         tokens = self._rounded if products or not on_cpu else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
         mask = self._mask(ask.window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
@@ -307,7 +325,7 @@ class _Together:
         return self._by_token(found, shared), None if sums is None else self._by_token(sums, shared)
 
     def _by_token(self, found: Tensor, shared: int) -> Tensor:
-        """Return [slots, key heads, their heads * width, ...] to [new, heads, ...]."""
+        """Reorder results [slots, key heads, heads per key head * width, ...] to [new, heads, ...]."""
         each: Tensor = found.unflatten(2, (shared, -1)).movedim(3, 1).flatten(2, 3).flatten(0, 1)
         return each if self._order is None else each.index_select(0, self._order)
 
@@ -322,7 +340,26 @@ def _attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
+    """Compute attention with the signature that transformers expects of an attention function.
+
+    Inside `attending`, one row of tokens is read as tokens of several conversations; elsewhere, attention is `sdpa`.
+
+    Args:
+        module: Attention layer of the model.
+        query: Queries [1, heads, tokens, features].
+        key: Keys [1, key heads, tokens, features].
+        value: Values [1, key heads, tokens, features].
+        attention_mask: Mask, used only outside `attending`.
+        scaling: Factor of the scores; None: 1 / sqrt(features).
+        sliding_window: Number of newest tokens that a token attends to; None: all.
+        others: Other arguments of transformers.
+
+    Returns:
+        Attention outputs [1, tokens, heads, features], and None for the attention weights.
+
+    Raises:
+        ModelError: If the layer asks for a kind of attention that the engine does not support.
+    """
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if asked:
         raise ModelError(
@@ -344,7 +381,12 @@ def _attend(
 
 
 def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
-    """Return the parts one after the other, in another order."""
+    """Concatenate the results of the parts along their tokens, in the order of the batch.
+
+    Args:
+        parts: Result of each attention call [tokens of the call, ...]; all None if the calls have no such result.
+        order: `_Plan.order`.
+    """
     if parts[0] is None:
         return None
     whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])

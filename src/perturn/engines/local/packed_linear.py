@@ -1,14 +1,14 @@
-"""Linear layers on a CPU, multiplied by a packed copy of their weights.
+"""Faster linear layers on a CPU, which multiply by a packed copy of their weights.
 
-The products of a few rows, one for each conversation that is being answered, then take about a third of the time in
-float32: a plain weight is rearranged in each product. Compiled models do the same. A copy takes as much memory as the
-weights.
+A decoding step multiplies few rows, one for each conversation. With plain weights, oneDNN rearranges the weights in
+every product; with a packed copy, the product takes about a third of the time in float32. Compiled models pack their
+weights too. The copy takes as much memory as the weights.
 
-A gated feed-forward block is three products then: oneDNN applies the gate while it writes the second.
+A gated feed-forward block then takes three products: oneDNN applies the gate while it writes the second product.
 
-oneDNN keeps a program of about half a megabyte for each shape it has multiplied, a thousand and more of them, and the
-rows of a call are ever others. So they are padded to one of a few numbers, or left to the plain product if that is as
-fast and keeps no copy.
+oneDNN caches a program of about half a megabyte for each shape, up to a thousand and more shapes. The number of rows
+changes with every call. So rows are padded to one of a few numbers. Calls with many rows use the plain weights, which
+are as fast in float32 and cache no program.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torch.nn import functional as F
 from transformers.activations import SiLUActivation
 
 _ROWS = 16
-"""Rows that the packed form is made for; it serves any number."""
+"""Number of rows for which oneDNN optimizes the packed weight; other numbers of rows work too."""
 _GATED = ("gate_proj", "up_proj", "down_proj")
 """Names of the linear layers of a gated feed-forward block."""
 _SILU = (nn.SiLU, SiLUActivation)
 _Plain = Callable[[Tensor], Tensor]
 _FEW = 64
-"""In float32, more rows than this are multiplied as fast by the plain weight, of which no program is kept."""
+"""Largest number of rows for which packing pays in float32; with more rows, the plain weight is as fast."""
 
 
 def pack_linears(model: nn.Module) -> Callable[[], None]:
-    """Let the linear layers of a model that is not trained multiply by packed weights, where that can be done.
+    """Make the linear layers of a model multiply by packed weights, where oneDNN supports it.
 
     Args:
-        model: Whose weights stay as they are until the packing is undone.
+        model: Model for inference. Its weights must not change until the packing is undone.
 
     Returns:
-        What undoes it.
+        Function that undoes the packing.
     """
     linears: list[Any] = [module for module in model.modules() if _can_be_packed(module)]
     packed = {module: _Packed(module) for module in linears}
@@ -55,7 +55,7 @@ def pack_linears(model: nn.Module) -> Callable[[], None]:
 
 
 def _can_be_packed(module: nn.Module) -> bool:
-    """Return plain linear layers that nothing has been done to, in a type that oneDNN multiplies here."""
+    """Return whether a module is an unmodified `nn.Linear` on the CPU with a data type that oneDNN supports."""
     if (
         type(module) is not nn.Linear
         or "forward" in module.__dict__
@@ -70,7 +70,7 @@ def _can_be_packed(module: nn.Module) -> bool:
 
 
 def _gated(module: Any, packed: Mapping[Any, _Packed]) -> _Gated | None:
-    """Return a block of three packed layers, if a module is one."""
+    """Return a module as a gated feed-forward block of three packed layers; None if it is no such block."""
     if not isinstance(getattr(module, "act_fn", None), _SILU):
         return None
     gate, up, down = (packed.get(getattr(module, name, None)) for name in _GATED)
@@ -81,42 +81,47 @@ def _gated(module: Any, packed: Mapping[Any, _Packed]) -> _Gated | None:
 
 
 class _Packed:
-    """A linear layer by its packed weight."""
+    """A linear layer with a packed copy of its weight."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.plain, self.bias = layer.weight.detach(), layer.bias
         self._weight = torch.ops.mkldnn._reorder_linear_weight(self.plain, _ROWS)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return [..., inputs] to [..., outputs]."""
+        """Apply the layer: [..., inputs] to [..., outputs]."""
         if self.keeps_nothing(rows):
             return F.linear(rows, self.plain, self.bias)
         found = self.multiply(_padded(rows))
         return found[: rows[..., 0].numel()].view(*rows.shape[:-1], len(self.plain))
 
     def keeps_nothing(self, rows: Tensor) -> bool:
-        """Return whether the unpacked weight is as fast for these rows, without a program in oneDNN's cache."""
+        """Return whether to use the plain weight, which is as fast for many rows and caches no oneDNN program."""
         return rows[..., 0].numel() > _FEW and self.plain.dtype == torch.float32
 
     def multiply(self, rows: Tensor, then: str = "none") -> Tensor:
-        """Return [rows, inputs] to [rows, outputs], which go through a function."""
+        """Apply the layer, then an activation function: [rows, inputs] to [rows, outputs].
+
+        Args:
+            rows: Inputs [rows, inputs].
+            then: oneDNN's name of the activation function.
+        """
         found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self.bias, then, [], "")
         return found
 
     def multiply_times(self, rows: Tensor, other: Tensor) -> Tensor:
-        """Return [rows, inputs] to [rows, outputs], each times the output of another layer."""
+        """Apply the layer to `rows` [rows, inputs]; return its outputs times `other`, both [rows, outputs]."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._weight, self.bias, "mul")
         return found
 
 
 class _Gated:
-    """A feed-forward block: down(SiLU(gate(x)) * up(x))."""
+    """A gated feed-forward block of packed layers: down(SiLU(gate(x)) * up(x))."""
 
     def __init__(self, gate: _Packed, up: _Packed, down: _Packed, plain: _Plain) -> None:
         self._gate, self._up, self._down, self._plain = gate, up, down, plain
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return [..., features] to [..., features]."""
+        """Apply the block: [..., features] to [..., features]."""
         if self._gate.keeps_nothing(rows):
             return self._plain(rows)
         flat = _padded(rows)
@@ -125,7 +130,7 @@ class _Gated:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Return whether the block does just that, up to rounding."""
+        """Return whether the block gives the same outputs as the original module on two test rows, up to rounding."""
         weight = self._gate.plain
         rows = torch.linspace(-4, 4, 2 * weight.shape[1], dtype=weight.dtype).view(2, -1)
         found, expected = self(rows).float(), self._plain(rows).float()
@@ -133,13 +138,13 @@ class _Gated:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Return [..., features] to [rows, features], with rows of zeros up to one of a few numbers."""
+    """Flatten [..., features] to [rows, features], and append rows of zeros up to the number from `_rounded`."""
     flat = rows.reshape(-1, rows.shape[-1])
     spare = _rounded(len(flat)) - len(flat)
     return F.pad(flat, (0, 0, 0, spare)) if spare else flat
 
 
 def _rounded(count: int) -> int:
-    """Return the next of four numbers between two powers of two; up to 8, every number."""
+    """Round up a count; only four numbers between two powers of two are used, and every number up to 8."""
     step = 1 << max(0, (count - 1).bit_length() - 3)
     return -(-count // step) * step

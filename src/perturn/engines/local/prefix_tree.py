@@ -1,7 +1,7 @@
-"""Beginnings that conversations have in common, computed once and held once: a tree over tokens.
+"""Prefix cache: a tree of the token prefixes that conversations share, with keys and values computed once.
 
-A system text, a worked example and a task's first observation are shared by many conversations. Each conversation holds
-the node where its prompt ends, and each node holds its parent. So keys and values are kept exactly as long as a
+Many conversations share a system prompt, an example or a task's first observation. Each conversation holds a reference
+to the node where its prompt ends, and each node to its parent. So keys and values are kept exactly as long as a
 conversation needs them.
 """
 
@@ -22,59 +22,68 @@ if TYPE_CHECKING:
     from perturn.engines.local.kv_cache import History
 
 _PAGE = 32
-"""Prefixes are compared in pieces of this number of tokens; a prefix cannot end within a piece."""
+"""Number of tokens in a page. Prefixes are compared page by page, so a shared prefix ends at the end of a page."""
 
 Page = tuple[int, ...]
-"""So many token ids."""
+"""Token ids of a page."""
 
 
 class Beginning:
-    """A node: tokens that some conversations have in common, after the tokens of its parent node."""
+    """A node of the tree: tokens shared by some conversations, after the tokens of the parent node."""
 
     def __init__(self, before: Beginning | None, pages: Sequence[Page]) -> None:
-        """Make a node; only `Beginnings` does so."""
+        """Make a node; call `Beginnings.join` instead.
+
+        Args:
+            before: Parent node; None: this node is the root.
+            pages: Tokens of the node.
+        """
         self.before, self.pages = before, list(pages)
         self.after: WeakValueDictionary[Page, Beginning] = WeakValueDictionary()
-        """Nodes that go on from here, by their first page."""
+        """Child nodes by their first page."""
         self.members: WeakSet[Any] = WeakSet()
-        """Histories of the conversations that begin so."""
+        """Histories of the conversations whose prompts contain this node."""
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [key heads, tokens, features]; empty before they are computed."""
 
     @property
     def tokens(self) -> int:
-        """Their number."""
+        """Number of tokens of this node."""
         return len(self.pages) * _PAGE
 
     @property
     def ids(self) -> list[int]:
-        """Its tokens."""
+        """Token ids of this node."""
         return [*chain.from_iterable(self.pages)]
 
     @property
     def nbytes(self) -> int:
-        """Memory of its keys and values."""
+        """Bytes of this node's keys and values."""
         return sum(each.nbytes for each in chain(*self.held.values()))
 
     @property
     def path(self) -> list[Beginning]:
-        """The nodes from the first token up to this one."""
+        """Nodes from the child of the root down to this node."""
         return [] if self.before is None else [*self.before.path, self]
 
     @property
     def shared(self) -> list[Beginning]:
-        """Nodes on the path where more than one conversation has been."""
+        """Nodes of the path that belong to more than one conversation."""
         return [node for node in self.path if len(node.members) > 1]
 
     def keep(self, computed: Mapping[int, Sequence[Tensor]]) -> None:
-        """Take over its keys and values from the last of those [key heads, tokens, features]."""
+        """Store a copy of this node's keys and values.
+
+        Args:
+            computed: Keys and values by layer, each [key heads, tokens, features], whose last tokens are this node's.
+        """
         self.held = {
             layer: (key[:, -self.tokens :].clone(), value[:, -self.tokens :].clone())
             for layer, (key, value) in computed.items()
         }
 
     def split(self, pages: int) -> Beginning:
-        """Give the first of its pages to a new node before it, which it returns."""
+        """Move the first `pages` pages of this node into a new parent node, and return the new node."""
         assert self.before is not None
         first = Beginning(self.before, self.pages[:pages])
         first.members |= self.members
@@ -87,15 +96,22 @@ class Beginning:
 
 
 class Beginnings:
-    """The tree."""
+    """The tree of shared prefixes."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start with an empty tree."""
         self._root = Beginning(None, ())
-        self._held: WeakSet[Beginning] = WeakSet()  # those whose keys and values are there
+        self._held: WeakSet[Beginning] = WeakSet()  # nodes whose keys and values are computed
 
     def join(self, ids: Sequence[int], history: object) -> Beginning:
-        """Return the node where a prompt ends, for its conversation to hold; at least one token is not shared."""
+        """Add a prompt to the tree, and return its last node.
+
+        The last token of a prompt is never in the tree, so at least one token is left to feed.
+
+        Args:
+            ids: Token ids of the prompt.
+            history: History of the conversation, which must hold a reference to the returned node.
+        """
         whole = (len(ids) - 1) // _PAGE
         pages = [tuple(ids[_PAGE * each : _PAGE * (each + 1)]) for each in range(whole)]
         node = self._root
@@ -113,74 +129,74 @@ class Beginnings:
         return node
 
     def keep(self, node: Beginning, computed: Mapping[int, Sequence[Tensor]]) -> None:
-        """Give a node its keys and values, the last of those [key heads, tokens, features]."""
+        """Store the keys and values of a node; see `Beginning.keep` for the arguments."""
         node.keep(computed)
         self._held.add(node)
 
     @property
     def nbytes(self) -> int:
-        """Memory of all keys and values."""
+        """Bytes of the keys and values of all nodes."""
         return sum(node.nbytes for node in self._held)
 
     def free(self) -> None:
-        """Drop all keys and values, which no conversation may be reading."""
+        """Drop the keys and values of all nodes; no running conversation may use them."""
         for node in self._held:
             node.held = {}
         self._held.clear()
 
 
 def _in_common(one: Sequence[Page], other: Sequence[Page]) -> int:
-    """Return pages that both begin with."""
+    """Return the number of pages in the common prefix of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(eq=False)
 class Row:
-    """One prompt, and its answer as it grows."""
+    """A prompt in the batch, with its answer so far."""
 
     prompt: Prompt
     sampling: Sampling
     ids: list[int]
     longest: int
-    """Tokens of prompt and answer, at most."""
+    """Largest number of tokens of prompt and answer together."""
     draw: random.Random
     history: History
     said: Callable[[Sequence[int]], str] = lambda ids: ""
-    """Text of sampled tokens, in which the prompt's stop texts are looked for."""
+    """Function that returns the text of sampled tokens, for the search for stop texts."""
     capacity: int = 0
-    """Tokens that its slot will hold, once it joined the batch."""
+    """Capacity of the row's slot in tokens, once the row has joined the batch."""
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """Versions of the weights that its tokens were sampled with; empty if the engine has none."""
+    """Version of the weights for each sampled token; empty if the engine's weights have no version."""
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer so far."""
+        """Number of tokens of prompt and answer so far."""
         return len(self.ids) + len(self.answer)
 
     @property
     def fresh(self) -> list[int]:
-        """Tokens that have not been through the model."""
+        """Tokens of prompt and answer that were not fed to the model yet."""
         done = len(self.history.ids)
         return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
 
     @property
     def missing(self) -> int:
-        """Number of them."""
+        """Number of tokens that were not fed to the model yet."""
         return self.length - len(self.history.ids)
 
     def tail(self, tokens: int) -> list[int]:
-        """Return the last tokens of prompt and answer."""
+        """Return the last `tokens` tokens of prompt and answer together."""
         return (self.ids[-tokens:] + self.answer)[-tokens:]
 
     def ended(self, end_ids: Collection[int]) -> bool:
-        """Return whether the answer is whole."""
+        """Return whether the answer is complete: by an end token, by its length, or by a stop text."""
         return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
 
     def _stopped(self) -> bool:
-        """Return whether the answer ends with one of its stop texts."""
+        """Return whether the newest part of the answer contains a stop text."""
         if not (stop := self.prompt.stop):
             return False
         newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])

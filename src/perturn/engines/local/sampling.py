@@ -1,4 +1,4 @@
-"""Choose tokens: each row draws from its own source of randomness, whatever else is in the batch."""
+"""Sampling of tokens, with a separate random generator for each row of a batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perturn.types import Sampling
 
 
 def choose(logits: Tensor, sampling: Sampling, draws: Sequence[random.Random]) -> Tensor:
-    """Choose one token a row, by inverting the cumulative distribution at one uniform number.
+    """Sample one token per row, by inverting the cumulative distribution at one uniform random number.
 
     Args:
-        logits: Of the next token [rows, vocabulary].
-        sampling: Temperature and nucleus.
-        draws: Each row's own source of randomness.
+        logits: Logits of the next token [rows, vocabulary].
+        sampling: Temperature and top-p; at temperature 0 the likeliest token is chosen.
+        draws: Random generator of each row, so that a row's tokens do not depend on the other rows.
 
     Returns:
         Token ids [rows].
@@ -26,7 +26,7 @@ def choose(logits: Tensor, sampling: Sampling, draws: Sequence[random.Random]) -
         return logits.argmax(-1)
     probabilities = (logits.double() / sampling.temperature).softmax(-1)
     order = None
-    if sampling.top_p < 1:  # the nucleus: the fewest likeliest tokens whose probability reaches top_p
+    if sampling.top_p < 1:  # nucleus: the smallest set of likeliest tokens whose probability reaches top_p
         probabilities, order = probabilities.sort(-1, descending=True)
         before = probabilities.cumsum(-1) - probabilities
         probabilities = torch.where(before < sampling.top_p, probabilities, 0.0)

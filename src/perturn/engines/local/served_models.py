@@ -1,4 +1,4 @@
-"""Models and prompts that the engine can serve, and a model's own log-probabilities to compare the engine with."""
+"""Checks of models and prompts before the local engine serves them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from perturn.engines.context_limit import context_full
 from perturn.errors import EngineFailure, ModelError
 
 CHECK = 24
-"""Tokens on which the engine is compared with the model's own forward pass."""
+"""Number of tokens in the first of two passes that compare the engine with the model's own forward pass."""
 
 
 @torch.inference_mode()
 def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
-    """Return tokens of two conversations, and the log-probabilities of the next token under the model itself."""
+    """Return two test sequences, each with the model's own log-probabilities of the next token.
+
+    Returns:
+        Pairs of token ids and log-probabilities, in nats [vocabulary].
+    """
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     words = (torch.arange(2 * CHECK) * 7919 % size).tolist()
     found = []
@@ -28,10 +32,10 @@ def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
 
 
 def check_layers(model: Any) -> None:
-    """Reject models with their own kind of attention, and models that keep anything but keys and values.
+    """Reject models whose attention cannot be replaced, or whose layers cache anything but keys and values.
 
     Raises:
-        ModelError: If the engine cannot serve the model; weights are not looked at.
+        ModelError: If the engine cannot serve the model. The check does not read the weights.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
@@ -41,7 +45,13 @@ def check_layers(model: Any) -> None:
 
 
 def why_not_answered(ids: Sequence[int], limit: int, vocabulary: int) -> EngineFailure | None:
-    """Return why a prompt of these tokens cannot be answered; None if it can."""
+    """Return the failure of a prompt that cannot be answered; None if it can be answered.
+
+    Args:
+        ids: Token ids of the prompt.
+        limit: Longest sequence in tokens.
+        vocabulary: Number of token embeddings of the model.
+    """
     if len(ids) >= limit:
         return context_full(len(ids), limit)
     if max(ids) < vocabulary:

@@ -1,4 +1,4 @@
-"""The section `engine:` of a recipe that names `local`."""
+"""The section `engine:` of a recipe with `name: local`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from perturn.types import Engine
 @dataclass(frozen=True)
 @bounded
 class LocalSettings:
-    """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
+    """A transformers model in this process, with a KV cache that keeps each conversation between its turns."""
 
     cache_gigabytes: Annotated[float, Bound(least=0, most=10**9), EFFORT] = 2.0
-    """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
-    prompt may."""
+    """Size of the KV cache in gigabytes. If it is full, conversations between turns are evicted and new prompts wait.
+    Only a single prompt that needs more may exceed it."""
     pack: bool = True
-    """On a CPU, multiply by a packed copy of the weights: in float32 an answer of a 135M model takes
-    about 0.6 of the time. Weights take twice the memory."""
+    """On a CPU, multiply by a packed copy of the weights. In float32, answers of a 135M model then take about 0.6 of
+    the time. The weights take twice the memory."""
 
     speculate: Annotated[bool, EFFORT] = True
-    """Feed guesses of the next tokens along with the newest one, where that saves time. Up to rounding, a token is
-    drawn as without them; a `deterministic` run does not use them."""
+    """Speculative decoding: verify guessed next tokens together with the newest token, if that saves time. Up to
+    rounding, sampled tokens do not change. A `deterministic` run uses no guesses."""
 
     @property
     def traits(self) -> EngineTraits:
-        """It serves checkpoints, in this process."""
+        """Traits of the engine: it serves checkpoints in this process."""
         return EngineTraits(
             True,
             cache_gigabytes=self.cache_gigabytes,
@@ -46,7 +46,7 @@ class LocalSettings:
         locate("perturn.engines.local.served_models:check_layers")(empty_model())
 
     def open(self, serving: Serving) -> Engine:
-        """Serve a policy with its weights in this process."""
+        """Load a policy's weights into this process, and open an engine that serves them."""
         loaded = serving.load()
         engine: Engine = locate("perturn.engines.local.engine:LocalEngine")(
             loaded.model.to(loaded.device),

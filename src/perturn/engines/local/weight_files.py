@@ -1,4 +1,4 @@
-"""The weights of a model's folder, with adapters or without, one tensor in memory at a time."""
+"""Reading of a model folder's weights, with or without adapters, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from perturn.engines.adapter_files import WEIGHTS, low_rank
 from perturn.errors import ModelError
 
 _BEFORE, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-"""Parts of the names of tensors in a file of peft."""
+"""Parts of tensor names in a weights file of peft."""
 _Product = tuple[Tensor, Tensor, float]
-"""Two matrices and a number; the product of the three is added to a weight."""
+"""An adapter of one weight: up [outputs, rank], down [rank, inputs] and scale. scale * up @ down is added."""
 
 
 class StoredWeights(Mapping[str, Tensor]):
-    """The weights of a folder, by the names of the model's state; each tensor is read when it is asked for."""
+    """Weights of a folder by their names in the model's state dict; each tensor is read on access."""
 
     def __init__(
         self, found: Mapping[str, tuple[Any, str]], dtype: torch.dtype, added: Mapping[str, _Product]
     ) -> None:
-        """Only `stored_weights` makes one: of each name, the open file, the name in it, and what is added to it."""
+        """Make a mapping; call `stored_weights` instead.
+
+        Args:
+            found: For each name, the open file and the tensor's name in this file.
+            dtype: Data type of the returned floating-point tensors.
+            added: Adapters by the name of the weight that they change.
+        """
         self._stored, self._dtype, self._added = found, dtype, added
 
     def __getitem__(self, name: str) -> Tensor:
@@ -50,7 +56,13 @@ class StoredWeights(Mapping[str, Tensor]):
 
 
 def take_weights(model: Any, folder: str | Path, stored: StoredWeights | None) -> None:
-    """Give a model the weights of a folder, which `stored_weights` has found or only transformers can read."""
+    """Load the weights of a folder into a model.
+
+    Args:
+        model: Model with weights; they are overwritten.
+        folder: Folder that `save_pretrained` wrote.
+        stored: Result of `stored_weights` for this folder; None: transformers reads the folder.
+    """
     if stored is None:
         model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
         return
@@ -58,7 +70,7 @@ def take_weights(model: Any, folder: str | Path, stored: StoredWeights | None) -
 
 
 def copy_weights(model: Any, stored: StoredWeights, names: Collection[str]) -> None:
-    """Give a model some of the weights that are stored."""
+    """Copy the named weights into a model."""
     state = model.state_dict()
     with torch.no_grad():
         for name in names:
@@ -68,21 +80,21 @@ def copy_weights(model: Any, stored: StoredWeights, names: Collection[str]) -> N
 def stored_weights(
     folder: str | Path, model: Any, dtype: torch.dtype, base: str | Path | None = None
 ) -> StoredWeights | None:
-    """Return the weights of a folder as a model's state, in a type to compute in.
+    """Return the weights of a folder under the names of a model's state dict.
 
     Args:
-        folder: What `save_pretrained` wrote.
-        model: A model of the same architecture; it may have no weights. Tensors that it ties are stored once.
-        dtype: Of the weights.
-        base: Folder of the model that the folder's adapters are added to; None: the folder holds a whole model.
+        folder: Folder that `save_pretrained` wrote.
+        model: Model of the same architecture; it may have no weights. Its tied tensors are stored once.
+        dtype: Data type of the returned weights.
+        base: Folder of the base model, if `folder` holds only adapters; None: `folder` holds a whole model.
 
     Returns:
-        None if the files have other names or shapes than the model, which transformers alone can translate, or if the
-        adapters are of a kind that peft alone can add.
+        The weights. None if names or shapes in the files differ from the model's, so that only transformers can
+        convert them. None also if the adapters are no plain LoRA, so that only peft can add them.
     """
     read: Any = safe_open
     files = [read(file, framework="pt") for file in sorted(Path(base or folder).glob("model*.safetensors"))]
-    held = {name: file for file in files for name in file.keys()}  # noqa: SIM118  it is no mapping
+    held = {name: file for file in files for name in file.keys()}  # noqa: SIM118  the file object is no mapping
     state = model.state_dict(keep_vars=True)
     stored = {id(tensor): name for name, tensor in state.items() if name in held}
     found = {}
@@ -96,10 +108,18 @@ def stored_weights(
 
 
 def _products(folder: Path, state: Mapping[str, Tensor]) -> dict[str, _Product] | None:
-    """Return what adapters add to each weight, by its name; None if one is not a product of two matrices."""
+    """Return the adapters of a folder by the name of the weight that they change; None if they are not plain LoRA.
+
+    Args:
+        folder: Adapter folder in the format of peft.
+        state: State dict of the model, for names and shapes.
+
+    Raises:
+        ModelError: If the files cannot be read.
+    """
     try:
         how, tensors = low_rank(folder), load_file(folder / WEIGHTS)
-    except Exception as error:  # damaged files make errors of many types
+    except Exception as error:  # damaged files raise errors of many types
         raise ModelError(
             f"the adapters in {folder} cannot be read: {type(error).__name__}: {error}"
         ) from error

@@ -1,1 +1,1 @@
-"""The engine that samples through a service of the Tinker API, and the connection that training shares with it."""
+"""The engine `tinker`, which samples through a service of the Tinker API; its connection also serves training."""

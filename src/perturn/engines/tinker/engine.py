@@ -1,7 +1,7 @@
 """A service of the Tinker API as an engine: token ids in, token ids and log-probabilities out.
 
-A policy is opened by loading its saved state into its own adapters. So a service that samples from the adapters in
-training, such as SkyRL's, never mixes both, and a restarted service samples from the saved state.
+To open a policy, the service loads the policy's saved state into new adapters. Some services, such as SkyRL's, would
+otherwise sample from the adapters that are being trained. After a restart, a service samples from the saved state too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from perturn.types import Action, Prompt, Sampling
 _MOMENT = 0.005
 """Seconds that `advance` waits for a first answer."""
 _QUIET = 1000
-"""Calls of `advance` without an answer after which the service is asked whether it lives."""
+"""Number of calls of `advance` without an answer after which the engine checks that the service can be reached."""
 
 
 class TinkerEngine:
-    """Answers prompts by a policy that a service keeps."""
+    """Answers prompts with a policy whose weights a service holds."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class TinkerEngine:
         """Open a policy at a service.
 
         Args:
-            settings: The service.
-            tokens: Conversation -> tokens.
-            stored: The policy; None: the base model.
-            base: Name of the base model there.
+            settings: Settings of the connection to the service.
+            tokens: Converts conversations to token ids.
+            stored: Saved state of the policy; None: sample from the base model.
+            base: Name of the base model at the service.
             policy: Name of the policy in the run.
-            context: Longest sequence in tokens; None: not known.
+            context: Longest sequence that the model supports, in tokens; None: unknown.
 
         Raises:
             PerturnError: If the service cannot be reached, or lacks the policy.
@@ -69,7 +69,7 @@ class TinkerEngine:
         self._patience, self._quiet = Patience(settings, "an answer"), 0
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on; `advance` hands out their answers."""
+        """Start answering prompts; `advance` returns their answers."""
         if self._sampler is None:
             raise RunError(f"engine {self.name} is closed; make another.")
         for prompt in prompts:
@@ -91,10 +91,10 @@ class TinkerEngine:
             future.add_done_callback(self._done.put)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Wait for a moment; the prompts that were answered, and their answers.
+        """Wait a few milliseconds; return the prompts that were answered, with their answers.
 
         Raises:
-            RunError: If the service answers no more.
+            RunError: If the service has stopped answering.
         """
         done = take_all(self._done, _MOMENT)
         self._watch(bool(done))
@@ -103,7 +103,7 @@ class TinkerEngine:
         return [*refused, *((prompt, self._answer(prompt, future)) for prompt, future in asked)]
 
     def cancel(self, conversation: str) -> None:
-        """Wait no more for the answer to the prompt of a conversation."""
+        """Stop waiting for the answer to the prompt of a conversation."""
         for future, prompt in list(self._open.items()):
             if prompt.conversation == conversation:
                 del self._open[future]
@@ -111,15 +111,15 @@ class TinkerEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, when all are answered."""
+        """Return one action or failure per prompt, in order."""
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Do nothing: nothing is kept for a conversation."""
+        """Delete the stored prompt length of a conversation; the service stores nothing for it."""
         self._prompt_tokens.pop(conversation, None)
 
     def close(self) -> None:
-        """Wait for nothing more, and have the service drop the policy's adapters."""
+        """Cancel open prompts, and have the service drop the policy's adapters."""
         if self._sampler is not None:
             sampler, self._sampler = self._sampler, None
             for future in self._open:
@@ -134,7 +134,7 @@ class TinkerEngine:
         return self._service.adapter_from(stored.path, False).sampler()
 
     def _watch(self, answered: bool) -> None:
-        """Ask whether the service lives, where it has been quiet for long."""
+        """Check that the service can be reached, if it has given no answer for many calls of `advance`."""
         self._quiet = 0 if answered or not self._open else self._quiet + 1
         if self._quiet == 0:
             self._patience = Patience(self._settings, "an answer")
@@ -151,7 +151,7 @@ class TinkerEngine:
         return self._tokens.action(ids, found.logprobs[: len(ids)], prompt.tools)
 
     def _until(self, stop: Sequence[str], ids: list[int]) -> list[int]:
-        """Return tokens of an answer up to the first with which its text holds one of some texts; all if none does."""
+        """Return the shortest prefix of token ids whose text contains a stop text; all ids if none occurs."""
         if not stop:
             return ids
         lengths = (

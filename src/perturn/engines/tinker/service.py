@@ -1,7 +1,7 @@
-"""Client of a service of the Tinker API: adapters that are trained there, and samplers; no other module calls `tinker`.
+"""Client of a Tinker API service, for training and sampling adapters; no other module calls the package `tinker`.
 
-The client of that package retries for minutes without a message. So every answer is awaited here, with a limit, and a
-service that is gone is noticed by asking whether it lives.
+The client in the package `tinker` retries for minutes without a message. So this module limits the wait for every
+answer, and regularly checks that the service can still be reached.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ T = TypeVar("T")
 Numbers = NDArray[np.float32]
 
 _MOMENT = 2.0
-"""Seconds between two looks at whether the service lives."""
+"""Seconds between two checks that the service can be reached."""
 _LOOK = 5.0
-"""Seconds that such a look may take."""
+"""Time limit of one check in seconds."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Rejected(RunError):
-    """The service answered that it does not support the request."""
+    """Raised if the service answers that it does not support a request."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Tokens of one sequence, and which of them carry loss."""
+    """Input tokens of one sequence, with the target token of each."""
 
     ids: NDArray[np.int64]
-    """Tokens that the model reads."""
+    """Token ids that the model reads [tokens]."""
     targets: NDArray[np.int64]
-    """The token that follows each of them."""
+    """Token id that follows each input token [tokens]."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """An answer of a sampler."""
+    """An answer of a sampler: token ids and their log-probabilities."""
 
     ids: list[int]
     logprobs: list[float]
-    """Of each token, in nats."""
+    """Log-probability of each token, in nats."""
 
 
 class Patience:
-    """Limit on waiting for one answer: the time it may take, and the time for which the service may be away."""
+    """Two limits on waiting for an answer: its total time, and the time that the service may be unreachable."""
 
     def __init__(self, settings: ServiceSettings, what: str) -> None:
         self._settings, self._what = settings, what
         self._began = self._seen = time.monotonic()
 
     def check(self) -> None:
-        """Look whether the service lives, which may take some seconds.
+        """Check both limits; the request to the service may take some seconds.
 
         Raises:
-            RunError: If it has been away, or the answer has been missing, for too long.
+            RunError: If the service has been unreachable for too long, or the answer has taken too long.
         """
         settings = self._settings
         if (problem := unreachable(settings)) is None:
@@ -89,24 +89,24 @@ class Patience:
 
 
 def unreachable(settings: ServiceSettings) -> str | None:
-    """Return why a service cannot be reached; None: it answers."""
+    """Return the reason why a service cannot be reached; None if it answers."""
     try:
         with urllib.request.urlopen(f"{settings.base_url.rstrip('/')}/api/v1/healthz", timeout=_LOOK):
             return None
-    except urllib.error.HTTPError:  # it answers
+    except urllib.error.HTTPError:  # an HTTP error is an answer too
         return None
     except (OSError, ValueError) as error:
         return " ".join(str(error).split())
 
 
 class Service:
-    """An open session at a service."""
+    """An open session at a service of the Tinker API."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         """Open a session.
 
         Raises:
-            PerturnError: If the client is not the tested one, the key is missing, or the service cannot be reached.
+            PerturnError: If the client has an untested version, the key is missing, or the service is unreachable.
         """
         settings.check_client()
         self.settings = settings
@@ -120,13 +120,18 @@ class Service:
         )
 
     def adapter(self, base: str, rank: int, seed: int) -> Adapter:
-        """Make new adapters upon a base model; the policy then is the base model."""
+        """Create new adapters on a base model; before training, they do not change its output."""
         how: Any = {"rank": rank, "seed": seed, "train_unembed": False}
         made = self.run(lambda: self._client.create_lora_training_client(base, **how), f"adapters of {base}")
         return Adapter(self, made)
 
     def adapter_from(self, path: str, with_optimizer: bool) -> Adapter:
-        """Make adapters with the weights of a saved state, and with its optimizer or a fresh one."""
+        """Create adapters with the weights of a saved state.
+
+        Args:
+            path: Name of the saved state at the service.
+            with_optimizer: Whether to load the saved optimizer state; otherwise the optimizer starts afresh.
+        """
         create = (
             self._client.create_training_client_from_state_with_optimizer
             if with_optimizer
@@ -140,7 +145,7 @@ class Service:
         return Sampler(self, made)
 
     def close(self) -> None:
-        """End the session, whose rest the service then drops, and the connections, which the client leaves open."""
+        """End the session, and close the connections, which the client would leave open."""
         holder = self._client.holder
         holder.close()
 
@@ -152,28 +157,33 @@ class Service:
         self.wait(holder.run_coroutine_threadsafe(disconnect()), "the end of the session")
 
     def run(self, call: Callable[[], T], what: str) -> Any:
-        """Make a call of the client that waits for the service by itself, and wait no longer than the settings say."""
+        """Run a blocking call of the client in a thread, and return its result within the limits of the settings.
+
+        Args:
+            call: The blocking call.
+            what: The awaited result, for error messages.
+        """
         future: Future[T] = Future()
 
         def work() -> None:
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001  the one who waits is told
+            except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
                 future.set_exception(error)
 
         threading.Thread(target=work, name="perturn-tinker", daemon=True).start()
         return self.wait(future, what)
 
     def wait(self, future: Any, what: str) -> Any:
-        """Wait for an answer.
+        """Wait for an answer of the service and return it.
 
         Args:
-            future: Of the client.
-            what: The awaited result, for errors.
+            future: Future that the client returned.
+            what: The awaited result, for error messages.
 
         Raises:
-            Rejected: If the service says that it cannot do it.
-            RunError: If it does not answer.
+            Rejected: If the service answers that it does not support the request.
+            RunError: If the service does not answer within the limits.
         """
         patience = Patience(self.settings, what)
         while True:
@@ -181,11 +191,16 @@ class Service:
                 return future.result(timeout=_MOMENT)
             except TimeoutError:
                 patience.check()
-            except Exception as error:  # the client raises its own, and whatever its parts raise
+            except Exception as error:  # the client documents no complete list of its exceptions
                 raise self.failure(error, what) from error
 
     def failure(self, error: Exception, what: str) -> RunError:
-        """Return our error for an error of the client."""
+        """Return the `RunError` that reports an error of the client.
+
+        Args:
+            error: Exception that the client raised.
+            what: The awaited result.
+        """
         said = " ".join(str(error).split())
         status = getattr(error, "status_code", None)
         kind = Rejected if isinstance(error, tinker.RequestFailedError) or status in (400, 422) else RunError
@@ -206,14 +221,14 @@ class Adapter:
         self._service, self._client = service, client
 
     def logprobs(self, sequences: Sequence[TokenSequence], most: int) -> list[Numbers]:
-        """Return the log-probability of each target, in nats, one array a sequence.
+        """Return the log-probability of each target token, in nats, as one array [tokens] per sequence.
 
         Args:
-            sequences: At least one.
-            most: Tokens of one request, at most; a longer sequence is a separate request.
+            sequences: At least one sequence.
+            most: Largest number of tokens in one request; a longer sequence gets a request of its own.
 
         Raises:
-            RunError: If the service does not answer, or one of them is not finite.
+            RunError: If the service does not answer, or a log-probability is not finite.
         """
         asked = [
             self._client.forward(
@@ -242,12 +257,12 @@ class Adapter:
     def backward(
         self, rows: Sequence[tuple[TokenSequence, Mapping[str, Numbers]]], loss: str, most: int
     ) -> None:
-        """Add the gradient of a loss of the service to the gradient of the next step.
+        """Accumulate the gradient of a loss, which the service computes, for the next optimizer step.
 
         Args:
-            rows: Sequences, each with the inputs that the loss reads, by name [tokens].
+            rows: Sequences, each with the arrays that the loss reads, by name [tokens].
             loss: Name of the loss at the service.
-            most: Tokens of one request, at most.
+            most: Largest number of tokens in one request.
         """
         sequences = [sequence for sequence, _ in rows]
         asked = [
@@ -267,7 +282,7 @@ class Adapter:
         return dict(found.metrics or {})
 
     def save(self, name: str) -> str:
-        """Save weights and optimizer at the service under a name that is new; returns the path to load them by."""
+        """Save weights and optimizer at the service under a new name; return the path by which to load them."""
         path: str = self._service.wait(self._client.save_state(name), f"the saved state {name}").path
         return path
 
@@ -277,7 +292,7 @@ class Adapter:
         return Sampler(self._service, self._service.run(make, "a sampler"), self)
 
     def close(self) -> None:
-        """Have the service drop the adapters; a service that cannot drops them when the session ends."""
+        """Ask the service to drop the adapters; if the request fails, they are dropped at the end of the session."""
         holder, model = self._client.holder, self._client.model_id
 
         async def unload() -> None:
@@ -286,7 +301,7 @@ class Adapter:
 
         try:
             holder.run_coroutine_threadsafe(unload()).result(_LOOK)
-        except Exception as error:  # noqa: BLE001  nothing depends on it
+        except Exception as error:  # noqa: BLE001  the end of the session drops them too
             _logger.debug("%s keeps adapters %s: %s", self._service.settings.host, model, error)
 
 
@@ -299,16 +314,23 @@ class Sampler:
         self._client, self._adapter, self._service = client, adapter, service
 
     def ask(self, ids: Sequence[int], stop: Sequence[int], seed: int, **how: Any) -> Future[Any]:
-        """Begin to sample one continuation of a prompt; `read` reads the answer."""
+        """Start sampling one answer to a prompt; `read` reads it from the returned future.
+
+        Args:
+            ids: Token ids of the prompt.
+            stop: Token ids that end an answer.
+            seed: Seed of the sampling.
+            how: Other parameters of `tinker.SamplingParams`.
+        """
         wanted = types.SamplingParams(seed=seed, stop=list(stop), **how)
         future: Future[Any] = self._client.sample(types.ModelInput.from_ints(list(ids)), 1, wanted)
         return future
 
     def read(self, future: Future[Any]) -> Sampled:
-        """Return an answer that has come.
+        """Return the answer of a finished future.
 
         Raises:
-            RunError: If it is none.
+            RunError: If the request failed, or the answer lacks log-probabilities.
         """
         try:
             (sequence,) = future.result().sequences
@@ -319,13 +341,18 @@ class Sampler:
         return Sampled(list(sequence.tokens), list(sequence.logprobs))
 
     def close(self) -> None:
-        """Let the service drop the resources of this sampler."""
+        """Ask the service to drop the adapters of this sampler."""
         if self._adapter is not None:
             self._adapter.close()
 
 
 def requests(sequences: Sequence[TokenSequence], most: int) -> Iterable[list[int]]:
-    """Divide sequences into requests with a limit on tokens; yields their indices."""
+    """Divide sequences into requests; yield the indices of the sequences of each request.
+
+    Args:
+        sequences: The sequences, whose order is kept.
+        most: Largest number of tokens in one request; a longer sequence gets a request of its own.
+    """
     own: list[int] = []
     size = 0
     for index, each in enumerate(sequences):
@@ -339,7 +366,7 @@ def requests(sequences: Sequence[TokenSequence], most: int) -> Iterable[list[int
 
 
 def _datum(sequence: TokenSequence, inputs: Mapping[str, Numbers]) -> types.Datum:
-    """Return a sequence as the client takes it."""
+    """Return a sequence and the arrays of its loss as the client's type `Datum`."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(sequence.ids.tolist()),
         loss_fn_inputs={"target_tokens": sequence.targets, **inputs},

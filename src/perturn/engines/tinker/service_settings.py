@@ -14,9 +14,9 @@ from perturn.errors import check_fit
 from perturn.table import require_library
 
 CLIENT = "0.16"
-"""Version of the package `tinker` that this code was tested with."""
+"""Version of the package `tinker` with which this code was tested."""
 _NO_KEY = "tml-none"
-"""Key that is sent to a service that asks for none; the client insists on one."""
+"""Placeholder key for a service that asks for no key; the client always requires one."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class ServiceSettings:
     model: str | None = None
     """Name of the base model at the service. None: `model.name`, as in the recipe."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; None: the service asks for none. The API key is not a setting."""
+    """Environment variable that holds the API key; None: the service asks for no key. The key itself is no setting."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
-    """Seconds to wait for the answer to one request, while the service can be reached."""
+    """Time limit for the answer to one request in seconds, while the service can be reached."""
     patience: Annotated[float, SECONDS, EFFORT] = 30.0
-    """Seconds for which the service may be unreachable before the run stops."""
+    """Longest time in seconds that the service may be unreachable; after it the run stops."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -61,7 +61,7 @@ class ServiceSettings:
         return self.model or name
 
     def read_key(self) -> str:
-        """Return the key from the environment.
+        """Return the API key from the environment variable, or a placeholder if the service asks for no key.
 
         Raises:
             ConfigError: If the variable is not set, or holds no key of the Tinker API.
@@ -74,7 +74,7 @@ class ServiceSettings:
         """Check that the client package is installed and the key is set.
 
         Raises:
-            ConfigError: If one is missing, or the package has a version that was not tested.
+            ConfigError: If the package or the key is missing, or the package has an untested version.
         """
         require_library("tinker", "the Tinker API", "tinker")
         found = version("tinker")

@@ -1,4 +1,4 @@
-"""The section `engine:` of a recipe that names `tinker`."""
+"""The section `engine:` of a recipe with `name: tinker`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TinkerEngineSettings(ServiceSettings):
     )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Check that the client is installed and the key is set; nothing is sent."""
+        """Check that the client package is installed and the key is set; send nothing."""
         self.check_client()
 
     def open(self, serving: Serving) -> Engine:
-        """Open the policy at the service; conversations become tokens here."""
+        """Open an engine that samples from the policy at the service; this process does the tokenization."""
         reader = "engine tinker turns conversations into tokens with it"
         remedy = "serve a policy of a run, or a base model with `perturn serve`"
         tokens, context = required(serving.load_tokens, "the tokenizer", reader, remedy)()

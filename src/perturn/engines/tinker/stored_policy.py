@@ -1,4 +1,4 @@
-"""The file that represents the weights of a policy kept by a service of the Tinker API."""
+"""The file that names a policy's saved state, if a service of the Tinker API stores the weights."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from perturn.errors import ModelError
 from perturn.io.atomic_write import write_whole
 
 AT_SERVICE = "tinker.json"
-"""File in the folder of a policy whose weights a training service keeps."""
+"""Name of this file in the folder of a policy."""
 
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """A saved state at a service."""
+    """A saved state at a service: weights and optimizer."""
 
     path: str
-    """Name of the state, such as `tinker://model_1/weights/align-20`; optimizer included."""
+    """Name of the state, such as `tinker://model_1/weights/align-20`."""
     base: str
     """Name of the base model at the service."""
     rank: int
     """Rank of the adapters."""
     service: str
-    """Address of the service that keeps it."""
+    """Address of the service that stores the state."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of a policy or of a checkpoint."""
+        """Write the file into the folder of a policy or checkpoint."""
         write_whole(folder / AT_SERVICE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def stored_policy(folder: str | Path) -> StoredPolicy | None:
-    """Return the state that the folder of a policy names; None: it names none, as for the name of a base model.
+    """Return the saved state that the folder of a policy names; None if the folder has no such file.
+
+    Args:
+        folder: Folder of a policy; the name of a base model gives None.
 
     Raises:
         ModelError: If the file is damaged.

@@ -1,1 +1,1 @@
-"""The engine that is vLLM, in this process or as servers."""
+"""The engine `vllm`: vLLM, started by this process or as running servers."""

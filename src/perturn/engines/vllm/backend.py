@@ -1,4 +1,4 @@
-"""Interface between the vLLM engine and vLLM, wherever it runs."""
+"""Interface between the vLLM engine and vLLM, which runs in this process or as servers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from perturn.types import Prompt, Sampling
 
 @dataclass(frozen=True)
 class Sampled:
-    """One answer, as tokens."""
+    """An answer of vLLM: token ids and their log-probabilities."""
 
     ids: list[int]
     logprobs: list[float]
-    """At temperature 1, in nats."""
+    """Log-probability of each token at temperature 1, in nats."""
     versions: tuple[str, ...]
-    """Label of the weights that sampled each token; empty where a server does not say."""
+    """For each token, the label of the weights that sampled it; empty if the server does not report labels."""
     reused: int
-    """Tokens of the prompt whose keys and values were there already; 0 where a server does not say."""
+    """Number of prompt tokens found in the prefix cache; 0 if the server does not report it."""
 
 
 def labels(spans: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
-    """Return the label of each token, of vLLM's spans (label, first token, token after the last)."""
+    """Return the weight label of each token, from vLLM's spans (label, first index, index after the last)."""
     return tuple(label for label, start, end in spans for _ in range(start, end))
 
 
 def sampling_params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
-    """Return keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
-    # Ids alone are wanted, but for texts that end an answer, which vLLM looks for in its text.
+    """Return keyword arguments of vLLM's `SamplingParams`; the model's default decoding settings are ignored."""
+    # vLLM needs the text of an answer only to find stop texts.
     stop = {"stop": list(prompt.stop), "include_stop_str_in_output": True, "detokenize": True}
     return (stop if prompt.stop else {"detokenize": False}) | {
         "temperature": sampling.temperature,
@@ -38,99 +38,107 @@ def sampling_params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]
         "seed": prompt.seed % 2**63,
         "stop_token_ids": sorted(end_ids),
         "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # only the log-probability of the sampled token
     }
 
 
 class Backend(Protocol):
-    """One or several replicas of a model."""
+    """One or several vLLM replicas of a model."""
 
     replicas: int
     limit: int
     """Longest sequence in tokens."""
 
     async def open(self, model: str, version: str) -> None:
-        """Be ready to answer by a model, whose weights are labelled with the version.
+        """Prepare to answer with a model.
+
+        Args:
+            model: Folder or Hub id of the model.
+            version: Label of its weights.
 
         Raises:
-            RunError: If that fails.
+            RunError: If vLLM cannot be reached or cannot load the weights.
         """
         ...
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
-        """Continue a prompt.
+        """Sample an answer to a prompt.
 
         Args:
-            replica: Which one is to answer.
-            ids: Tokens of the prompt.
+            replica: Index of the replica that answers.
+            ids: Token ids of the prompt.
             sampling: Keyword arguments of vLLM's `SamplingParams`.
 
         Raises:
             EngineFailure: If this prompt cannot be answered.
-            RunError: If no prompt can.
+            RunError: If a fault concerns all prompts.
         """
         ...
 
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
-        """Replace the weights, drop all keys and values, and label later tokens with the version.
+        """Replace the weights, drop all cached keys and values, and label later tokens with the version.
 
-        Answers that `pause` stopped go on under the new weights. An answer that was begun without adapters continues
-        without them, and the reverse.
+        Answers that `pause` stopped continue with the new weights. An answer that was started without adapters
+        continues without adapters, and an answer that was started with adapters continues with adapters.
 
         Args:
-            folder: Of a model, or of adapters.
+            folder: Folder of a model, or of adapters.
             version: Label of the new weights.
-            adapters: Whether the folder has adapters, which are added to the model that was loaded last.
+            adapters: Whether the folder holds adapters, which are added to the last loaded model.
 
         Raises:
-            RunError: If that fails.
+            RunError: If vLLM cannot load the weights.
         """
         ...
 
     async def workers(self) -> list[int]:
-        """Return the number of vLLM's workers of each server; all workers are counted as one server in this process."""
+        """Return the number of vLLM workers of each server; vLLM in this process counts as one server."""
         ...
 
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
-        """Take a step of vLLM's weight transfer at all servers at once.
+        """Run a step of vLLM's weight transfer on all servers at once.
 
         Args:
-            step: Such as `start_weight_update`.
-            bodies: What each server is told.
+            step: Name of the step in vLLM's protocol, such as `start_weight_update`.
+            bodies: Parameters of the step for each server.
 
         Raises:
-            RunError: If that fails.
+            RunError: If the step fails on a server.
         """
         ...
 
     async def label(self, version: str) -> None:
-        """Drop all keys and values, and label what comes with a version.
+        """Drop all cached keys and values, and label later tokens with a version.
 
         Raises:
-            RunError: If that fails.
+            RunError: If a server fails.
         """
         ...
 
     async def pause(self) -> None:
-        """Stop sampling in the middle of answers, and drop all keys and values.
+        """Stop sampling without ending the unfinished answers, and drop all cached keys and values.
 
         Raises:
-            RunError: If that fails.
+            RunError: If a server fails.
         """
         ...
 
     async def resume(self) -> None:
-        """Go on with the answers that `pause` stopped, whose keys and values are computed again."""
+        """Continue the answers that `pause` stopped; their keys and values are computed again."""
         ...
 
     async def sleep(self) -> None:
-        """Give the memory of the device back, while nothing is asked."""
+        """Free the device memory; no prompt may be open."""
         ...
 
     async def wake(self, parts: Sequence[str]) -> None:
-        """Take the memory of the device again for `weights`, for the `kv_cache`, or for both."""
+        """Allocate the device memory again.
+
+        Args:
+            parts: Parts to allocate: `weights`, `kv_cache` or both.
+        """
         ...
 
     async def close(self) -> None:
-        """Release what is held."""
+        """Release processes and connections."""
         ...

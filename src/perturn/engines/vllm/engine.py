@@ -1,8 +1,8 @@
 """vLLM as an engine, in this process or as servers: token ids in, token ids and log-probabilities out.
 
-Prompts are taken on as they come, and vLLM batches them. A conversation stays with one replica, whose prefix cache
-has its history. Each answer says by which weights it was sampled, so a server that was restarted or given
-other weights meanwhile ends the run and does not spoil it.
+Prompts can be submitted at any time, and vLLM batches them. A conversation stays with one replica, so that the
+replica's prefix cache holds its history. vLLM labels each answer with the weights that sampled it. If a server was
+restarted or got other weights in the meantime, the label is wrong and the run stops with an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Future = Future[Sampled | EngineFailure]
 
 @dataclass(frozen=True)
 class _Asked:
-    """A prompt that is being answered: the arguments of `_ask`, in case it must be asked again."""
+    """A prompt that is being answered, with the arguments of `_ask`, in case it must be asked again."""
 
     prompt: Prompt
     replica: int
@@ -43,13 +43,13 @@ class _Asked:
 
 
 _PARTS = ("weights", "kv_cache")
-"""Parts of vLLM that sleep, by vLLM's names."""
+"""vLLM's names of the parts that sleep."""
 _MOMENT = 0.005
 """Seconds that `advance` waits for a first answer."""
 
 
 class VllmEngine:
-    """Answers prompts with vLLM; close it, or its processes run until this process ends."""
+    """Answers prompts with vLLM. Unless the engine is closed, vLLM's processes run until this process ends."""
 
     def __init__(
         self,
@@ -64,37 +64,37 @@ class VllmEngine:
         adapters: str | None = None,
         adapter_rank: int = 0,
     ) -> None:
-        """Start vLLM with a model, or give the servers its weights.
+        """Start vLLM with a model, or load the model's weights on the servers.
 
         Args:
             model: Folder or Hub id; servers must be able to read it too.
-            tokens: Conversation -> tokens.
-            settings: Where vLLM runs and how.
-            name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
-            dtype: Type to compute in, float32 or bfloat16; servers have their own.
-            context: Longest sequence in tokens that the model was made for; None: the value in its folder.
-            steady: From `perturn.rotary.steady_length`.
-            adapters: Folder of adapters that are added to the model; None: none.
-            adapter_rank: Largest rank of adapters that it will be given later; 0: none.
+            tokens: Converts conversations to token ids.
+            settings: Settings of the engine.
+            name: Name of the policy, recorded in the trajectories; policies with other weights must have other names.
+            dtype: Data type of the computation, float32 or bfloat16; ignored with servers.
+            context: Longest sequence that the model supports, in tokens; None: the value in its folder.
+            steady: Result of `perturn.rotary.steady_length` for the model.
+            adapters: Folder of adapters to add to the model; None: no adapters.
+            adapter_rank: Largest rank of adapters that will be loaded later; 0: no adapters.
 
         Raises:
-            PerturnError: If vLLM is missing, cannot start, or cannot be reached, or has a longer context than `steady`.
+            PerturnError: If vLLM is missing, cannot start or be reached, or has a context longer than `steady`.
         """
         self.name = name
         self.reused_tokens = 0
-        """Tokens of prompts that were answered whose keys and values were there already."""
+        """Number of prompt tokens found in the prefix cache, summed over all answered prompts."""
         self._prompt_tokens: dict[str, int] = {}
         self.abilities = EngineAbilities(
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
-        """Tokens of the newest prompt of each conversation."""
+        """Abilities of the engine; `prompt_tokens` holds each conversation's prompt length in tokens."""
         self._tokens, self._sleeps = tokens, settings.sleep
         self._asleep: tuple[str, ...] = ()
-        """Parts of vLLM that have given their memory back."""
+        """Parts of vLLM whose device memory is freed."""
         self.version: int | None = None
-        """Version of its weights, which `Action.versions` says of each token; None: it says none."""
+        """Version of the weights, recorded for each sampled token in `Action.versions`; None: not recorded."""
         self._older: dict[str, int | None] = {}
-        """Versions of the weights that were swapped away, by their names."""
+        """Versions of earlier weights that unfinished answers may contain, by the policy's name."""
         self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
@@ -120,7 +120,7 @@ class VllmEngine:
             raise
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on; `advance` hands out their answers."""
+        """Start answering prompts; `advance` returns their answers."""
         self._running()
         self._wake()
         for prompt in prompts:
@@ -131,10 +131,10 @@ class VllmEngine:
             self._ask(_Asked(prompt, home, ids, wanted))
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Wait for a moment; the prompts that were answered, and their answers.
+        """Wait a few milliseconds; return the prompts that were answered, with their answers.
 
         Raises:
-            RunError: If vLLM can answer no more.
+            RunError: If vLLM has died or a server fails.
         """
         done = take_all(self._done, _MOMENT)
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
@@ -149,10 +149,10 @@ class VllmEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, when all are answered.
+        """Return one action or failure per prompt, in order.
 
         Raises:
-            RunError: If vLLM can answer no more.
+            RunError: If vLLM has died or a server fails.
         """
         try:
             return answer_all(self, prompts, sampling)
@@ -161,13 +161,13 @@ class VllmEngine:
             raise
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights of the same model from now on, without a restart.
+        """Replace the weights by other weights of the same model, without restarting vLLM.
 
         Args:
-            folder: What `save_pretrained` wrote; each replica reads it.
-            name: Identity of the new policy.
-            base: Folder of the model that the folder's adapters are added to, read unless it is served.
-                None: the folder holds a whole model.
+            folder: Folder that `save_pretrained` wrote; each replica reads it.
+            name: Name of the new policy.
+            base: Folder of the base model, if `folder` holds only adapters; it is read only if vLLM does not already
+                serve it. None: `folder` holds a whole model.
 
         Raises:
             RunError: If prompts are being answered, or the weights cannot be read.
@@ -178,20 +178,20 @@ class VllmEngine:
         self._older.clear()
 
     def take_model(self, model: Any, folder: str | Path, name: str) -> None:
-        """Serve the weights of a model in memory from now on, without a restart.
+        """Replace the weights by the weights of a model in memory, without restarting vLLM.
 
         Args:
-            model: Of the same architecture; its parameters have the names of its checkpoint.
-            folder: To which the same weights were written.
-            name: Identity of the new policy.
+            model: Model of the same architecture; its parameters have the same names as in its checkpoint.
+            folder: Folder with a checkpoint of the same weights.
+            name: Name of the new policy.
 
         Raises:
-            RunError: If prompts are being answered, or vLLM does not take the weights.
+            RunError: If prompts are being answered, or the transfer fails.
         """
         assert self._transfer is not None
         refuse_update(len(self._open))
         self._wake(("weights",))
-        self._model = ""  # what a transfer that fails leaves is no model
+        self._model = ""  # a failed transfer leaves incomplete weights
         self._transfer.send(model)
         self._running().run(self._backend.label(name))
         self._model, self.name, self._adapted = _absolute(str(folder)), name, False
@@ -200,14 +200,14 @@ class VllmEngine:
     def swap_weights(
         self, folder: str | Path, name: str, version: int | None, base: str | None = None
     ) -> None:
-        """Serve other weights from the next token on, in the middle of answers.
+        """Replace the weights from the next token on, even while answers are being generated.
 
-        vLLM is paused meanwhile, and computes the keys and values of all answers again. Answers that were begun without
-        adapters start again if the new weights have adapters, and the reverse.
+        vLLM is paused during the update, and then computes the keys and values of unfinished answers again. If the old
+        weights have adapters and the new ones have none, or the reverse, unfinished answers start again.
 
         Args:
             folder: As in `update_weights`.
-            name: Identity of the new policy.
+            name: Name of the new policy.
             version: Version of the new weights.
             base: As in `update_weights`.
 
@@ -229,10 +229,10 @@ class VllmEngine:
             self._ask(asked)
 
     def _take(self, folder: str | Path, name: str, base: str | None) -> None:
-        """Serve other weights, with the arguments of `update_weights`."""
+        """Load other weights; see `update_weights` for the arguments."""
         loop, model = self._running(), _absolute(str(folder) if base is None else base)
         if base is None or model != self._model:
-            self._model = ""  # what a load that fails leaves is no model
+            self._model = ""  # a failed load leaves incomplete weights
             label = name if base is None else f"the model beneath {name}"
             loop.run(self._backend.load(model, label))
             self._model = model
@@ -241,7 +241,7 @@ class VllmEngine:
         self.name, self._adapted = name, base is not None
 
     def sleep(self) -> None:
-        """Give the memory of the device back until the next prompt, or the next weights, if the settings say so.
+        """Free the device memory until the next prompt or the next update, if the setting `sleep` is true.
 
         Raises:
             RunError: If prompts are being answered.
@@ -254,17 +254,17 @@ class VllmEngine:
 
     def _wake(self, parts: Sequence[str] = _PARTS) -> None:
         if woken := [part for part in self._asleep if part in parts]:
-            release_memory()  # of training, which is over
+            release_memory()  # free the memory that training used before
             self._running().run(self._backend.wake(woken))
             self._asleep = tuple(part for part in self._asleep if part not in woken)
 
     def forget(self, conversation: str) -> None:
-        """Free the conversation's replica; its keys and values leave the cache when others need room."""
+        """Delete the state of a conversation; vLLM evicts its keys and values when it needs the memory."""
         self._homes.pop(conversation, None)
         self._prompt_tokens.pop(conversation, None)
 
     def close(self) -> None:
-        """End what was started."""
+        """Cancel open prompts, and shut down vLLM or the connections to its servers."""
         if self._loop is not None:
             loop, self._loop = self._loop, None
             self._drop()
@@ -286,7 +286,7 @@ class VllmEngine:
         return self._loop
 
     def _drop(self) -> None:
-        """Give up the unfinished answers."""
+        """Cancel the unfinished answers."""
         for future in self._open:
             future.cancel()
         self._open.clear()
@@ -313,10 +313,10 @@ class VllmEngine:
 
 
 def check_vllm(settings: VllmSettings) -> None:
-    """Check that vLLM is installed or its server answers, without starting a model or changing the weights of a server.
+    """Check that vLLM is installed or its servers answer; start no model, and change no server's weights.
 
     Raises:
-        PerturnError: If it is missing, or a server does not answer or cannot be given weights.
+        PerturnError: If vLLM is missing, a server does not answer, or a server does not accept weights.
     """
     if settings.traits.takes_models or not settings.servers:
         require_vllm()
@@ -382,5 +382,5 @@ def _rank_of(adapters: str | None) -> int:
 
 
 def _absolute(model: str) -> str:
-    """Return a folder as others find it; a Hub id stays."""
+    """Return the absolute path of a folder, which other processes need; return a Hub id unchanged."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model

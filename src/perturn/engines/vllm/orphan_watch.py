@@ -1,8 +1,8 @@
-"""End the processes that vLLM started if the main process is killed, so that they free the device's memory.
+"""Watch process that ends vLLM's processes if the main process is killed, so that they free the device's memory.
 
-A script of the standard library and psutil alone, which runs beside vLLM. Its input is a pipe that only our process
-holds: a first byte means that vLLM has started, a second byte that it was closed. An end of the pipe before that is our
-death.
+This module also runs as a script, with the standard library and psutil alone. Its standard input is a pipe from the
+main process. A first byte means that vLLM has started, and a second byte that vLLM was closed. If the pipe ends before
+the second byte, the main process was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAUSE = 0.5
 
 
 class Watch:
-    """Our side: begin before vLLM starts."""
+    """The main process's side of the watch; create it before vLLM starts."""
 
     def __init__(self) -> None:
         command = [sys.executable, __file__, str(os.getpid())]
@@ -28,15 +28,15 @@ class Watch:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
         assert self._process.stdout is not None
-        self._process.stdout.read(1)  # it has seen what was there before
+        self._process.stdout.read(1)  # the watch has now listed the earlier child processes
         self._process.stdout.close()
 
     def started(self) -> None:
-        """Note the child processes started since as vLLM's."""
+        """Tell the watch process that vLLM has started; all child processes since the watch began are vLLM's."""
         self._say()
 
     def close(self) -> None:
-        """Do nothing: nothing is left to end."""
+        """Tell the watch process that vLLM was closed, and wait for the watch process to end."""
         self._say()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -44,12 +44,12 @@ class Watch:
 
     def _say(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has been killed, so nobody watches any more
+        with suppress(OSError):  # the watch process was killed
             self._process.stdin.write(b".")
 
 
 def main(owner: psutil.Process) -> None:
-    """Watch."""
+    """Run the watch process: if `owner` is killed, kill the child processes that it started after the watch."""
     before = set(owner.children(recursive=True))
     os.write(1, b".")
     found: set[psutil.Process] = set()

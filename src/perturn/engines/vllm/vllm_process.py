@@ -1,4 +1,4 @@
-"""vLLM in this process, which holds its front end; each replica of the model is a process that vLLM starts."""
+"""vLLM in this process: its front end runs here, and vLLM starts a process for each replica of the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perturn.errors import ContextFull, EngineFailure, RunError
 from perturn.table import require_library
 
 _CPU_GIGABYTES = 2.0
-"""Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
+"""Size of the KV cache on a CPU in gigabytes; by default, vLLM would take nearly all memory."""
 _CPU_BLOCK = 32
-"""Tokens whose keys and values are reused together on a CPU; vLLM's 128 would lose most of a short turn."""
+"""Block size of the prefix cache on a CPU, in tokens; with vLLM's default of 128, short turns are rarely reused."""
 
 _ADAPTERS = 1
-"""Number of the adapters that are served: always the same, so that answers that have begun go on with newer ones."""
+"""vLLM's id of the served adapters. New adapters get the same id, so that unfinished answers continue with them."""
 
 
 def require_vllm() -> None:
@@ -32,19 +32,19 @@ def require_vllm() -> None:
 
 
 class InProcess:
-    """vLLM's asynchronous engine."""
+    """Backend that runs vLLM's asynchronous engine in this process."""
 
     def __init__(
         self, model: str, settings: VllmSettings, dtype: str, context: int | None, adapter_rank: int
     ) -> None:
-        """Start it, in a running event loop.
+        """Start vLLM; call this inside a running event loop.
 
         Args:
             model: Folder or Hub id.
-            settings: Of the engine.
-            dtype: Type to compute in.
-            context: Longest sequence in tokens.
-            adapter_rank: Largest rank of adapters that it will be given; 0: none.
+            settings: Settings of the engine.
+            dtype: Data type of the computation.
+            context: Longest sequence in tokens; None: the model's own limit.
+            adapter_rank: Largest rank of adapters that will be loaded; 0: no adapters.
 
         Raises:
             PerturnError: If vLLM is missing, or cannot start.
@@ -76,11 +76,11 @@ class InProcess:
         self.limit = int(self._llm.model_config.max_model_len)
 
     async def open(self, model: str, version: str) -> None:
-        """Label later tokens with the version of the weights it was started with."""
+        """Label later tokens with the version of the weights with which vLLM was started."""
         await self._llm.update_weight_version(version)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
-        """Continue a prompt."""
+        """Sample an answer to a prompt."""
         kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         asked = self._llm.generate(
             self._vllm.inputs.tokens_input(list(ids)),
@@ -92,7 +92,7 @@ class InProcess:
         try:
             with self._alive():
                 output = [each async for each in asked][-1]
-        except ValueError as error:  # what it says of a prompt
+        except ValueError as error:  # vLLM rejects the prompt
             kind = ContextFull if says_context_full(str(error)) else EngineFailure
             raise kind(f"vLLM refuses the prompt: {error}") from error
         answer = output.outputs[0]
@@ -107,7 +107,7 @@ class InProcess:
         )
 
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
-        """Replace the weights of all replicas, or the adapters, which answers that have begun use too."""
+        """Replace the weights of all replicas, or their adapters; unfinished answers use the new adapters too."""
         try:
             if adapters:
                 name: Any = ("adapters", _ADAPTERS, folder)
@@ -123,36 +123,36 @@ class InProcess:
             ) from error
 
     async def workers(self) -> list[int]:
-        """Return the number of all workers."""
+        """Return the number of workers of all replicas together, as a list of one number."""
         return [self._llm.vllm_config.parallel_config.world_size_across_dp]
 
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
-        """Take a step of vLLM's weight transfer in all workers."""
+        """Run a step of vLLM's weight transfer in all workers."""
         with self._alive():
             await asyncio.wait_for(self._llm.collective_rpc(step, kwargs=bodies[0]), self._seconds)
 
     async def label(self, version: str) -> None:
-        """Drop all keys and values, and label what comes with a version."""
+        """Drop all cached keys and values, and label later tokens with a version."""
         with self._alive():
             await self._llm.reset_prefix_cache()
             await self._llm.update_weight_version(version)
 
     async def pause(self) -> None:
-        """Stop sampling in the middle of answers, and drop all keys and values."""
+        """Stop sampling without ending the unfinished answers, and drop all cached keys and values."""
         with self._alive():
             await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     async def resume(self) -> None:
-        """Go on with the answers that were stopped."""
+        """Continue the answers that `pause` stopped."""
         with self._alive():
             await self._llm.resume_generation()
 
     async def sleep(self) -> None:
-        """Move the weights to the memory of the machine, and free the keys and values."""
+        """Move the weights to the main memory, and free the KV cache."""
         await self._llm.sleep(1)
 
     async def wake(self, parts: Sequence[str]) -> None:
-        """Move the weights back, or make room for keys and values."""
+        """Move the weights back to the device, allocate the KV cache, or both."""
         await self._llm.wake_up(list(parts))
 
     @contextmanager
@@ -166,8 +166,8 @@ class InProcess:
             ) from error
 
     async def close(self) -> None:
-        """End it and its processes."""
-        llm, self._llm = self._llm, None  # it would complain if it were left to the end of the interpreter
+        """Shut vLLM and its processes down."""
+        llm, self._llm = self._llm, None  # vLLM warns if it is shut down only when the interpreter ends
         llm.shutdown(timeout=0)
         self._watch.close()
         self._until_closed.close()
@@ -176,7 +176,7 @@ class InProcess:
 def _arguments(
     model: str, settings: VllmSettings, dtype: str, context: int | None, adapter_rank: int
 ) -> dict[str, Any]:
-    """Engine arguments of vLLM."""
+    """Return the engine arguments of vLLM; see `InProcess` for the arguments."""
     import vllm.platforms
 
     on_cpu = vllm.platforms.current_platform.is_cpu()
@@ -198,7 +198,7 @@ def _arguments(
         found["enable_sleep_mode"] = True
     if on_cpu:
         found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
-        found["enable_chunked_prefill"] = False  # a part of a prompt with a seed ends vLLM 0.32 on a CPU
+        found["enable_chunked_prefill"] = False  # vLLM 0.32 on a CPU crashes if a seeded prompt is split
     if settings.traits.takes_models:
         found["weight_transfer_config"] = {"backend": settings.handover}
     return found | settings.options
@@ -206,9 +206,9 @@ def _arguments(
 
 @contextmanager
 def _pickling() -> Iterator[None]:
-    """Let vLLM's processes and this process exchange pickled values: the handles of memory on a GPU are pickled.
+    """Allow pickled values between vLLM's processes and this process: handles of GPU memory are pickled.
 
-    Each reply of vLLM needs the variable in this process too, or all later replies are lost.
+    The variable must be set in this process too, for as long as vLLM runs: without it, vLLM's replies are lost.
     """
     name = "VLLM_ALLOW_INSECURE_SERIALIZATION"
     before = os.environ.get(name)
@@ -224,9 +224,10 @@ def _pickling() -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Set variables for vLLM unless the user has set them, and restore the variables that vLLM sets itself.
+    """Set environment variables for vLLM unless the user has set them; restore all variables afterwards.
 
-    It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
+    vLLM sets variables itself: it preloads libraries and sets a world size. Environments and trainers in this process
+    must not inherit them.
     """
     before = dict(os.environ)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -1,7 +1,7 @@
-"""vLLM servers that are running already, each a replica.
+"""Running vLLM servers as replicas of a model.
 
-They are asked by vLLM's tokens-in-tokens-out protocol, and given weights by its development endpoints. Retries and
-their back-off work as in the OpenAI client.
+Prompts and answers use vLLM's tokens-in-tokens-out protocol. Weights are updated through vLLM's development endpoints.
+The OpenAI client sends the requests, and does the retries with back-off.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from perturn.table import require_library
 
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
-"""Shows whether a server takes tokens at all."""
+"""Request that tests whether a server accepts token ids."""
 _LOADING = "loading"
-"""Label of weights that are half replaced."""
+"""Label of weights while they are being replaced."""
 
 
 class Servers:
-    """Asks each server by its replica in the list."""
+    """Backend for running servers; the index of a replica is its index in the setting `servers`."""
 
     def __init__(self, settings: VllmSettings) -> None:
         """Make clients; nothing is sent yet.
@@ -50,15 +50,17 @@ class Servers:
         ]
 
     async def open(self, model: str, version: str) -> None:
-        """Meet the servers, and give them the weights of a model."""
+        """Check the servers, and load the weights of a model on them."""
         await self.meet()
         await self.load(model, version)
 
     async def meet(self) -> None:
-        """Ask the servers for their models; a server that a killed run has left paused answers again.
+        """Check the servers, and read the names and context lengths of their models.
+
+        Servers that a killed run left paused are resumed.
 
         Raises:
-            RunError: If one does not answer, or takes no tokens or no weights.
+            RunError: If a server does not answer, or does not accept token ids or weights.
         """
         found = await self._all("get", "/v1/models")
         models = [one["data"][0] for one in found]
@@ -72,7 +74,7 @@ class Servers:
         await self._all("post", _GENERATE, _PROBE)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
-        """Continue a prompt."""
+        """Sample an answer to a prompt."""
         body = {
             "model": self._models[replica],
             "token_ids": list(ids),
@@ -95,7 +97,7 @@ class Servers:
         )
 
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
-        """Replace the weights of all servers that have others; they are given whole models alone."""
+        """Replace the weights of all servers whose label differs from `version`; adapters are not supported."""
         assert not adapters
         await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
 
@@ -104,7 +106,7 @@ class Servers:
         return [each["world_size"] for each in await self._all("get", "/get_world_size")]
 
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
-        """Take a step of vLLM's weight transfer at all servers at once."""
+        """Run a step of vLLM's weight transfer on all servers at once."""
         if step == "start_weight_update":
             await asyncio.gather(*(self._label(replica, _LOADING) for replica in range(self.replicas)))
         asked = (
@@ -113,22 +115,22 @@ class Servers:
         await asyncio.gather(*asked)
 
     async def label(self, version: str) -> None:
-        """Drop all keys and values, and label what comes with a version."""
+        """Drop all cached keys and values, and label later tokens with a version."""
         await asyncio.gather(*(self._renew(replica, version) for replica in range(self.replicas)))
 
     async def pause(self) -> None:
-        """Stop sampling in the middle of answers, and drop all keys and values."""
+        """Stop sampling without ending the unfinished answers, and drop all cached keys and values."""
         await self._all("post", "/pause?mode=keep")
 
     async def resume(self) -> None:
-        """Go on with the answers that were stopped."""
+        """Continue the answers that `pause` stopped."""
         await self._all("post", "/resume")
 
     async def sleep(self) -> None:
-        """Do not change the servers: they have their own devices."""
+        """Do nothing: servers have their own devices."""
 
     async def wake(self, parts: Sequence[str]) -> None:
-        """Do not change the servers."""
+        """Do nothing: servers do not sleep."""
 
     async def close(self) -> None:
         """Release the connections."""
@@ -138,13 +140,13 @@ class Servers:
         found = await self._ask(replica, "get", "/weight_info")
         if found["weight_version"] == version:
             return
-        await self._label(replica, _LOADING)  # so that a kill in the midst does not leave the old label
+        await self._label(replica, _LOADING)  # if this process is killed now, the old label must be gone
         order = {"method": self._reload, "kwargs": {"weights_path": folder}}
         await self._ask(replica, "post", "/collective_rpc", order, retry=False)
         await self._renew(replica, version)
 
     async def _renew(self, replica: int, version: str) -> None:
-        """Drop keys and values of a server, and label what comes with a version."""
+        """Drop the cached keys and values of one server, and label its later tokens with a version."""
         dropped = await self._ask(replica, "post", "/reset_prefix_cache")
         if not dropped["success"]:
             raise RunError(
@@ -163,7 +165,12 @@ class Servers:
     async def _ask(
         self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
     ) -> Any:
-        """Return one request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
+        """Send a request to one server and return the answer.
+
+        Raises:
+            EngineFailure: If the server rejects the prompt.
+            RunError: If the request fails for any other reason.
+        """
         client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
         send = getattr(client, method)
         try:

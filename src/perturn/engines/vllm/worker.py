@@ -1,4 +1,4 @@
-"""Extension of vLLM's workers on a CPU, given to them by name as `worker_extension_cls`."""
+"""Extension of vLLM's CPU workers; vLLM loads it by the name in its argument `worker_extension_cls`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ METHOD = "reload_weights_on_cpu"
 
 
 class CpuReload:
-    """Mixed into a worker."""
+    """Mixin that vLLM adds to its worker class."""
 
     model_runner: Any
     reload_weights: Any
@@ -17,8 +17,8 @@ class CpuReload:
     def reload_weights_on_cpu(self, weights_path: str) -> None:
         """Call `reload_weights`, and pack the output layer again.
 
-        On a CPU, vLLM multiplies by a packed copy of the output layer. If that layer is tied to the embeddings,
-        `reload_weights` (0.32) does not change the copy, and reports no error.
+        On a CPU, vLLM multiplies by a packed copy of the output layer. If the output layer is tied to the embeddings,
+        `reload_weights` of vLLM 0.32 leaves the copy unchanged and reports no error.
         """
         self.reload_weights(weights_path=weights_path)
         for layer in self.model_runner.get_model().modules():
