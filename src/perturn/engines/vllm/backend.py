@@ -9,6 +9,10 @@ from typing import Any, Protocol
 from perturn.types import Prompt, Sampling
 
 
+LOADING = "loading"
+"""Label of weights that are half replaced."""
+
+
 @dataclass(frozen=True)
 class Sampled:
     """One answer, as tokens."""
