@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
+from engines.serving import serve
+from engines.vllm_server import Server
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.vllm import weight_transfer
+from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.weight_transfer import WeightTransfer
 from perturn.errors import RunError
@@ -247,3 +250,57 @@ def test_variables_that_vllm_sets_are_not_passed_on(connect, trainers, monkeypat
     connect(Backend([1]), servers=SERVERS[:1], handover="nccl")
 
     assert "VLLM_WAS_IMPORTED" not in os.environ
+
+
+ABOUT = "/server_info?config_format=json"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A stand-in for a vLLM server that was started for NCCL."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    found = Server()
+    found.says[ABOUT] = (200, {"vllm_config": {"weight_transfer_config": {"backend": "nccl"}}})
+    with serve(found.answer) as found.url:
+        yield found
+
+
+def opened(server, **settings):
+    """Open an engine at the server, and close it."""
+    VllmEngine("served", None, VllmSettings(servers=[server.url], max_retries=0, **settings), name="v1").close()
+
+
+@pytest.mark.parametrize("config", [None, {"backend": "ipc"}])
+def test_a_server_without_nccl_is_refused_at_once(server, config):
+    """The sending side would wait for its workers for five minutes."""
+    server.says[ABOUT] = (200, {"vllm_config": {"weight_transfer_config": config}})
+    with pytest.raises(RunError, match=r"take weights from memory; start it with --weight-transfer-config '{"):
+        opened(server, handover="nccl")
+
+    assert "/inference/v1/generate" not in server.paths()
+
+
+@pytest.mark.parametrize(
+    ("active", "steps"), [(True, ["finish"]), (False, ["finish", "start", "finish"])]
+)
+def test_an_update_that_was_cut_off_is_ended_before_anything_else(server, active, steps):
+    """By the next run, whatever its handover. A prompt before that would end vLLM, and a load would mix weights."""
+    server.version = "loading"
+    server.says["/start_weight_update"] = (200, {})
+    server.says["/finish_weight_update"] = lambda _, number: (200 if active or number > 1 else 500, {})
+    opened(server)
+    paths = server.paths()
+
+    asked = [each for each in paths if "weight_update" in each]
+    assert asked == [f"/{step}_weight_update" for step in steps]
+    last = max(number for number, path in enumerate(paths) if "weight_update" in path)
+    assert last < paths.index("/inference/v1/generate") < paths.index("/collective_rpc")
+
+
+def test_a_load_that_was_cut_off_at_a_server_without_transfer_is_done_again(server):
+    """Such a server finishes the load by itself."""
+    server.version = "loading"
+    server.says[ABOUT] = (200, {"vllm_config": {"weight_transfer_config": None}})
+    opened(server)
+
+    assert "/collective_rpc" in server.paths()
