@@ -97,7 +97,7 @@ def test_a_model_replaces_adapters_and_a_model_that_came_in_part_answers_nothing
         assert gap(engine, model, renderer) < 1e-3
 
         engine._transfer._trainer.loads = 2
-        with pytest.raises(RunError, match="engine.handover=ipc: .*no room for the rest"):
+        with pytest.raises(RunError, match=r"engine.handover=ipc: .*no room for the rest"):
             engine.take_model(other(folder, 2), folder, "v2")
         with pytest.raises(RunError):
             gap(engine, model, renderer)
@@ -107,7 +107,7 @@ def test_a_model_replaces_adapters_and_a_model_that_came_in_part_answers_nothing
 
 @pytest.mark.parametrize("step", ["update_weights", "finish_weight_update"])
 def test_the_next_run_at_a_server_goes_on_after_an_update_that_was_cut_off(place, folder, renderer, step):
-    """Whether the worker failed in the middle, or the run was killed there. The next run reads the weights from files."""
+    """After a worker that failed in the middle, and after a run that was killed there; the next run reads files."""
     words = ["--worker-extension-cls", EXTENSION, "--enable-scale-out"]
     words += ["--weight-transfer-config", '{"backend": "nccl"}']
     with serving(folder, *words) as address:

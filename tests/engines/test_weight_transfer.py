@@ -173,7 +173,7 @@ def test_a_model_is_sent_once_and_given_up(connect, trainers, saved):
     [([(6, 5), (5,)], 140), ([(2**28, 2), (3,)], 2**31), ([(2**27, 1), (2**27, 1), (2**27, 1)], 2**30)],
 )
 def test_the_buffer_of_ipc_holds_the_largest_tensor(connect, trainers, monkeypatch, shapes, size):
-    """vLLM takes 1 GiB and rejects larger tensors; the embeddings of an 8B model have 2 GB in float32."""
+    """By default vLLM takes 1 GiB, and rejects larger tensors; the embeddings of an 8B model have 2 GB in float32."""
     monkeypatch.setattr(weight_transfer, "_check_names", lambda *_: None)
     model = nn.ParameterList([nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes])
     connect(Backend([1]), handover="ipc").send(model, "nowhere")
@@ -206,7 +206,9 @@ def test_servers_on_other_machines_decide_the_address(monkeypatch):
 
 def test_a_host_without_an_address_is_an_error_with_what_to_do(connect):
     """And no traceback of sockets."""
-    with pytest.raises(RunError, match=r"handover=nccl: gaierror.*leave engine.handover out; the same command"):
+    with pytest.raises(
+        RunError, match=r"handover=nccl: gaierror.*leave engine.handover out; the same command"
+    ):
         connect(Backend([1]), servers=["http://nowhere.invalid:80"], handover="nccl")
 
 
@@ -214,7 +216,9 @@ def test_a_server_that_fails_ends_the_sending_and_is_asked_nothing_more(connect,
     """NCCL waits without a limit for a worker that does not receive."""
     backend, model = Backend([1, 1], fails="update_weights"), tied()
     transfer = connect(backend, servers=SERVERS, handover="nccl")
-    with pytest.raises(RunError, match="RunError: a worker is out of memory Restart servers that no longer answer"):
+    with pytest.raises(
+        RunError, match="RunError: a worker is out of memory Restart servers that no longer answer"
+    ):
         transfer.send(model, saved(model))
     transfer.close()
 
@@ -267,22 +271,24 @@ def server(monkeypatch):
 
 def opened(server, **settings):
     """Open an engine at the server, and close it."""
-    VllmEngine("served", None, VllmSettings(servers=[server.url], max_retries=0, **settings), name="v1").close()
+    VllmEngine(
+        "served", None, VllmSettings(servers=[server.url], max_retries=0, **settings), name="v1"
+    ).close()
 
 
 @pytest.mark.parametrize("config", [None, {"backend": "ipc"}])
 def test_a_server_without_nccl_is_refused_at_once(server, config):
     """The sending side would wait for its workers for five minutes."""
     server.says[ABOUT] = (200, {"vllm_config": {"weight_transfer_config": config}})
-    with pytest.raises(RunError, match=r"take weights from memory; start it with --weight-transfer-config '{"):
+    with pytest.raises(
+        RunError, match=r"take weights from memory; start it with --weight-transfer-config '{"
+    ):
         opened(server, handover="nccl")
 
     assert "/inference/v1/generate" not in server.paths()
 
 
-@pytest.mark.parametrize(
-    ("active", "steps"), [(True, ["finish"]), (False, ["finish", "start", "finish"])]
-)
+@pytest.mark.parametrize(("active", "steps"), [(True, ["finish"]), (False, ["finish", "start", "finish"])])
 def test_an_update_that_was_cut_off_is_ended_before_anything_else(server, active, steps):
     """By the next run, whatever its handover. A prompt before that would end vLLM, and a load would mix weights."""
     server.version = "loading"

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from perturn.types import Prompt, Sampling
 
-
 LOADING = "loading"
 """Label of weights that are half replaced."""
 

@@ -29,7 +29,9 @@ _ADAPTERS = 1
 def require_vllm(settings: VllmSettings) -> None:
     """Raise an error if vLLM is not installed."""
     if settings.servers:
-        require_library("vllm", f"engine.handover={settings.handover}", "vllm", ", or leave engine.handover out.")
+        require_library(
+            "vllm", f"engine.handover={settings.handover}", "vllm", ", or leave engine.handover out."
+        )
     else:
         require_library("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 

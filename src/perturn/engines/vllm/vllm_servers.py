@@ -153,7 +153,10 @@ class Servers:
                 await self._end_update(replica)
 
     async def _end_update(self, replica: int) -> None:
-        """End an update that was cut off: a half loaded model ends vLLM at the next prompt, and spoils the next load."""
+        """End an update that was cut off.
+
+        In the middle of an update, a prompt makes vLLM die, and another load is mixed with the weights that came.
+        """
         try:
             await self._ask(replica, "post", "/finish_weight_update", {}, retry=False)
         except RunError as error:

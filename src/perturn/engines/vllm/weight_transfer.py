@@ -114,7 +114,7 @@ class _Client:
     def __init__(self, loop: EventLoop, backend: Backend, workers: list[int]) -> None:
         self._loop, self._backend, self._workers = loop, backend, workers
         self.failure: Exception | None = None
-        """What went wrong first; vLLM may be in the middle of an update since then."""
+        """The first error; since then, vLLM may be in the middle of an update."""
         self.give_up: Callable[[], None] = lambda: None
         """Stops the sending side, which would wait for workers that never come."""
 
@@ -176,7 +176,7 @@ def _check_names(model: Any, folder: str | Path) -> None:
     Raises:
         RunError: If a name is in only one of the two; names of the same parameter count as one.
     """
-    stored = {name for file in Path(folder).glob("*.safetensors") for name in safe_open(file, "np").keys()}
+    stored = {name for file in Path(folder).glob("*.safetensors") for name in _names_in(file)}
     aliases: dict[int, set[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(weight), set()).add(name)
@@ -189,13 +189,20 @@ def _check_names(model: Any, folder: str | Path) -> None:
         )
 
 
+def _names_in(file: Path) -> list[str]:
+    """Return the names of the tensors in a file."""
+    opened: Any
+    with safe_open(file, "np") as opened:
+        return list(opened.keys())
+
+
 _BUFFER_BYTES = 2**30
 """Bytes that are sent at once through CUDA IPC, as in vLLM; a larger tensor needs a larger buffer."""
 
 
 def _buffer_bytes(model: Any) -> int:
     """Return the size of the buffer through which a model is sent, in bytes."""
-    sizes = [weight.numel() * weight.element_size() for weight in model.parameters()]
+    sizes: list[int] = [weight.numel() * weight.element_size() for weight in model.parameters()]
     return max(*sizes, min(_BUFFER_BYTES, sum(sizes)))
 
 
