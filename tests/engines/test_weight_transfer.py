@@ -225,6 +225,23 @@ def test_a_server_that_fails_ends_the_sending_and_is_asked_nothing_more(connect,
     assert backend.steps()[-1] == "update_weights"
 
 
+def test_an_interrupt_does_not_ask_servers_that_may_wait(connect, trainers, saved, monkeypatch):
+    """They would answer after minutes, or never."""
+    backend, model = Backend([1]), tied()
+    transfer = connect(backend, servers=SERVERS[:1], handover="nccl")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainers[0], "send_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        transfer.send(model, saved(model))
+    transfer.close()
+
+    assert backend.steps() == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
+    assert trainers[0].ended.is_set()
+
+
 def test_workers_on_other_gpus_are_refused_by_ipc(connect):
     """Before anything is trained."""
     with pytest.raises(RunError, match=r"reaches one worker.*and vLLM has 2; leave engine.replicas and"):

@@ -54,8 +54,8 @@ class VllmSettings:
     the machine. For a GPU that vLLM and training share; on a CPU no memory is given back."""
     handover: Annotated[Literal["disk", "ipc", "nccl"], EFFORT] = "disk"
     """How vLLM gets the weights of each newly trained policy. `disk`: it reads the files. `ipc`: from the memory of the
-    GPU that vLLM and training share, for vLLM in this process. `nccl`: from GPU to GPU, for servers. The files are
-    written all the same."""
+    GPU that vLLM and training share, for vLLM in this process. `nccl`: from GPU to GPU, for servers on other GPUs. The
+    files are written all the same."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0

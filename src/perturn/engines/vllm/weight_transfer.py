@@ -63,6 +63,7 @@ class WeightTransfer:
                 info, client=self._client, source=_source(_empty())
             )
         self._client.give_up = self._trainer.shutdown
+        self._ended = True  # no update is being sent, and none was cut off
 
     def send(self, model: Any, folder: str | Path) -> None:
         """Replace the weights of all replicas by the weights of a model.
@@ -79,17 +80,18 @@ class WeightTransfer:
             self._trainer.packed_buffer_size_bytes = _buffer_bytes(model)
         if locate("torch.cuda:is_available")():
             locate("torch.cuda:synchronize")()  # vLLM packs in streams that do not wait for the training's
-        self._trainer.source = _source(model)
+        self._trainer.source, self._ended = _source(model), False
         try:
             with self._explained():
                 self._trainer.send_weights()
+            self._ended = True
         finally:
             self._trainer.source = _source(_empty())  # so that the model can be freed
 
     def close(self) -> None:
         """End the connection, also at the servers, which outlive this run."""
         self._trainer.shutdown()
-        if self._settings.servers and self._client.failure is None:  # else a worker may wait for ever
+        if self._settings.servers and self._ended:  # else a worker may wait for ever
             with suppress(RunError):  # a server that is gone holds no connection
                 self._client.shutdown_weight_transfer_engine()
 
@@ -114,7 +116,7 @@ class _Client:
     def __init__(self, loop: EventLoop, backend: Backend, workers: list[int]) -> None:
         self._loop, self._backend, self._workers = loop, backend, workers
         self.failure: Exception | None = None
-        """The first error; since then, vLLM may be in the middle of an update."""
+        """The first error, which often causes the others."""
         self.give_up: Callable[[], None] = lambda: None
         """Stops the sending side, which would wait for workers that never come."""
 
