@@ -13,6 +13,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from engines.serving import serve
+from engines.transfer_backend import Backend, tied
 from engines.vllm_server import Server
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.vllm import weight_transfer
@@ -70,27 +71,6 @@ class Trainer:
         self.ended.set()
 
 
-class Backend:
-    """vLLM's replicas: what they are told, and what one of them fails at."""
-
-    def __init__(self, workers, fails=None):
-        self.counts, self.fails, self.told = workers, fails, []
-
-    async def workers(self):
-        """Of each server."""
-        return self.counts
-
-    async def transfer(self, step, bodies):
-        """Note a step."""
-        self.told.append((step, bodies))
-        if step == self.fails:
-            raise RunError("a worker is out of memory")
-
-    def steps(self):
-        """What was told, without the bodies."""
-        return [step for step, _ in self.told]
-
-
 @pytest.fixture
 def trainers(monkeypatch):
     """The trainers that were made, by the stand-in."""
@@ -146,13 +126,6 @@ def saved(tmp_path):
         return tmp_path
 
     return write
-
-
-def tied():
-    """A model of 30 numbers whose last layer is its first."""
-    model = nn.ModuleDict({"embed": nn.Embedding(6, 5), "head": nn.Linear(5, 6, bias=False)})
-    model["head"].weight = model["embed"].weight
-    return model
 
 
 def test_a_model_is_sent_once_and_given_up(connect, trainers, saved):
