@@ -39,6 +39,11 @@ def test_wrong_settings_are_refused(settings, message):
     [
         ("vllm", {}, r'pip install "perturn\[vllm\]"'),
         ("openai", {"servers": ["http://a"]}, r'pip install "perturn\[api\]"'),
+        (
+            "vllm",
+            {"servers": ["http://a"], "handover": "nccl"},
+            r"handover=nccl needs vllm.*leave engine.handover",
+        ),
     ],
 )
 def test_a_missing_library_is_named(monkeypatch, missing, settings, message):

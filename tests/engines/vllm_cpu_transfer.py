@@ -19,8 +19,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from perturn.engines.vllm.worker import CpuReload
 
-BACKEND = "ipc"
-"""The backend of vLLM whose place it takes."""
+BACKENDS = ("ipc", "nccl")
+"""The backends of vLLM whose place it takes."""
 
 
 class Extension(CpuReload):
@@ -40,6 +40,8 @@ class Update(WeightTransferUpdateInfo):
     """What a worker is told each time."""
 
     file: str
+    loads: int | None = None
+    """Weights after which the worker fails; None: it loads all."""
 
 
 class FileTransfer(WeightTransferEngine):
@@ -70,7 +72,10 @@ class FileTransfer(WeightTransferEngine):
 
     def receive_weights(self, update_info):
         """Load the weights."""
-        self.model.load_weights(list(torch.load(update_info.file).items()))
+        weights = list(torch.load(update_info.file).items())
+        self.model.load_weights(weights[: update_info.loads])
+        if update_info.loads is not None:
+            raise MemoryError("no room for the rest")
 
     def shutdown(self):
         """Write that the connection ended, if there was one."""
@@ -84,7 +89,7 @@ class FileTransfer(WeightTransferEngine):
 class TrainerInit(TrainerInitInfo):
     """What describes the trainer."""
 
-    backend: ClassVar[str] = BACKEND
+    backend: ClassVar[str] = BACKENDS[0]
     place: str = ""
 
 
@@ -92,6 +97,7 @@ class FileTrainer(TrainerWeightTransferEngine):
     """Side of the trainer."""
 
     init_info_cls = TrainerInit
+    loads = None
 
     @classmethod
     def trainer_init(cls, init_info, *, client, source=None):
@@ -104,14 +110,19 @@ class FileTrainer(TrainerWeightTransferEngine):
     def send_weights(self):
         """Write the weights, and have them read."""
         self.client.start_weight_update()
-        torch.save({name: weight.detach() for name, weight in self.source}, self.file)
-        self.client.update_weights({"file": self.file})
+        self.send_part(self.source)
         self.client.finish_weight_update()
+
+    def send_part(self, source):
+        """Write weights, and have them read."""
+        torch.save({name: weight.detach() for name, weight in source}, self.file)
+        self.client.update_weights({"file": self.file, "loads": self.loads})
 
 
 for factory, made in (
     (WeightTransferEngineFactory, FileTransfer),
     (WeightTransferTrainerFactory, FileTrainer),
 ):
-    factory._registry.pop(BACKEND)
-    factory.register_engine(BACKEND, made)
+    for backend in BACKENDS:
+        factory._registry.pop(backend)
+        factory.register_engine(backend, made)

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from perturn.types import Prompt, Sampling
 
+LOADING = "loading"
+"""Label of weights that are half replaced."""
+
 
 @dataclass(frozen=True)
 class Sampled:

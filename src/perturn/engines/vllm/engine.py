@@ -192,7 +192,7 @@ class VllmEngine:
         refuse_update(len(self._open))
         self._wake(("weights",))
         self._model = ""  # a failed transfer leaves incomplete weights
-        self._transfer.send(model)
+        self._transfer.send(model, folder)
         self._running().run(self._backend.label(name))
         self._model, self.name, self._adapted = _absolute(str(folder)), name, False
         self._older.clear()
@@ -268,12 +268,14 @@ class VllmEngine:
         if self._loop is not None:
             loop, self._loop = self._loop, None
             self._drop()
-            if self._transfer is not None:
-                self._transfer.close()
             try:
-                loop.run(self._backend.close())
+                if self._transfer is not None:
+                    self._transfer.close()
             finally:
-                loop.close()
+                try:
+                    loop.run(self._backend.close())
+                finally:
+                    loop.close()
 
     def _ask(self, asked: _Asked) -> None:
         future = self._running().start(_ask(self._backend, asked.replica, asked.ids, asked.sampling))
@@ -319,7 +321,7 @@ def check_vllm(settings: VllmSettings) -> None:
         PerturnError: If vLLM is missing, a server does not answer, or a server does not accept weights.
     """
     if settings.traits.takes_models or not settings.servers:
-        require_vllm()
+        require_vllm(settings)
     check_transfer(settings)
     if not settings.servers:
         return

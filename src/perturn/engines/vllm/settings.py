@@ -54,8 +54,8 @@ class VllmSettings:
     memory. Use it if vLLM and training share a GPU; on a CPU it frees no memory."""
     handover: Annotated[Literal["disk", "ipc", "nccl"], EFFORT] = "disk"
     """How vLLM gets the weights of each newly trained policy. `disk`: vLLM reads the checkpoint files. `ipc`: vLLM in
-    this process copies them from the memory of the GPU that it shares with training. `nccl`: servers receive them from
-    the GPU of training. The files are written in every case."""
+    this process copies them from the memory of the GPU that it shares with training. `nccl`: servers on other GPUs
+    receive them from the GPU of training. The files are written in every case."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0

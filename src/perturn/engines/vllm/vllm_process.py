@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from perturn.engines.context_limit import says_context_full
-from perturn.engines.vllm.backend import Sampled, labels
+from perturn.engines.vllm.backend import LOADING, Sampled, labels
 from perturn.engines.vllm.orphan_watch import Watch
 from perturn.engines.vllm.settings import RANKS, VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
@@ -26,9 +26,14 @@ _ADAPTERS = 1
 """vLLM's id of the served adapters. New adapters get the same id, so that unfinished answers continue with them."""
 
 
-def require_vllm() -> None:
+def require_vllm(settings: VllmSettings) -> None:
     """Raise an error if vLLM is not installed."""
-    require_library("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
+    if settings.servers:
+        require_library(
+            "vllm", f"engine.handover={settings.handover}", "vllm", ", or leave engine.handover out."
+        )
+    else:
+        require_library("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 
 
 class InProcess:
@@ -49,7 +54,7 @@ class InProcess:
         Raises:
             PerturnError: If vLLM is missing, or cannot start.
         """
-        require_vllm()
+        require_vllm(settings)
         self.replicas = settings.replicas
         self._numbers, self._adapters = itertools.count(1), None  # None: no adapters are served
         self._seconds = settings.timeout
@@ -57,7 +62,7 @@ class InProcess:
         if settings.handover == "ipc":
             self._until_closed.enter_context(_pickling())
         try:
-            with _environment():
+            with vllm_environment():
                 import vllm
                 from vllm.v1.engine import async_llm, exceptions
 
@@ -129,6 +134,9 @@ class InProcess:
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
         """Run a step of vLLM's weight transfer in all workers."""
         with self._alive():
+            if step == "start_weight_update":
+                await self._llm.update_weight_version(LOADING)
+                self._adapters = None  # they belong to the weights that go
             await asyncio.wait_for(self._llm.collective_rpc(step, kwargs=bodies[0]), self._seconds)
 
     async def label(self, version: str) -> None:
@@ -223,7 +231,7 @@ def _pickling() -> Iterator[None]:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def vllm_environment() -> Iterator[None]:
     """Set environment variables for vLLM unless the user has set them; restore all variables afterwards.
 
     vLLM sets variables itself: it preloads libraries and sets a world size. Environments and trainers in this process

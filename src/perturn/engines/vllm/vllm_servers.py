@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perturn.engines.context_limit import says_context_full
-from perturn.engines.vllm.backend import Sampled, labels
+from perturn.engines.vllm.backend import LOADING, Sampled, labels
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
@@ -20,8 +20,6 @@ from perturn.table import require_library
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
 """Request that tests whether a server accepts token ids."""
-_LOADING = "loading"
-"""Label of weights while they are being replaced."""
 
 
 class Servers:
@@ -41,6 +39,7 @@ class Servers:
         self._reload = "reload_weights"
         self._openai = openai
         self._addresses = settings.servers
+        self._transfers = settings.traits.takes_models
         self._models: list[str] = []
         self._clients = [
             openai.AsyncOpenAI(
@@ -66,10 +65,12 @@ class Servers:
         models = [one["data"][0] for one in found]
         self._models = [model["id"] for model in models]
         self.limit = min(model["max_model_len"] for model in models)
-        await self._all("get", "/weight_info")
+        found_labels = [each["weight_version"] for each in await self._all("get", "/weight_info")]
         about = await self._all("get", "/server_info")
         if any("device_config=cpu" in each["vllm_config"] for each in about):
             self._reload = METHOD
+        if self._transfers or LOADING in found_labels:
+            await self._ready_transfer(found_labels)
         await self.resume()
         await self._all("post", _GENERATE, _PROBE)
 
@@ -108,7 +109,7 @@ class Servers:
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
         """Run a step of vLLM's weight transfer on all servers at once."""
         if step == "start_weight_update":
-            await asyncio.gather(*(self._label(replica, _LOADING) for replica in range(self.replicas)))
+            await asyncio.gather(*(self._label(replica, LOADING) for replica in range(self.replicas)))
         asked = (
             self._ask(replica, "post", f"/{step}", body, retry=False) for replica, body in enumerate(bodies)
         )
@@ -136,11 +137,42 @@ class Servers:
         """Release the connections."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
+    async def _ready_transfer(self, found_labels: Sequence[str]) -> None:
+        """Check that servers take weights if they must, and end updates of weights that were cut off.
+
+        Raises:
+            RunError: If a server was started without NCCL: the sending side would wait for it for minutes.
+        """
+        about = await self._all("get", "/server_info?config_format=json")
+        for replica, (label, each) in enumerate(zip(found_labels, about, strict=True)):
+            backend = (each["vllm_config"].get("weight_transfer_config") or {}).get("backend")
+            if self._transfers and backend != "nccl":
+                raise RunError(
+                    f"{self._addresses[replica]} does not take weights from memory; start it with "
+                    '--weight-transfer-config \'{"backend": "nccl"}\', or leave engine.handover out.'
+                )
+            if label == LOADING and backend is not None:
+                await self._end_update(replica)
+
+    async def _end_update(self, replica: int) -> None:
+        """End an update that was cut off.
+
+        In the middle of an update, a prompt makes vLLM die, and another load is mixed with the weights that came.
+        """
+        try:
+            await self._ask(replica, "post", "/finish_weight_update", {}, retry=False)
+        except RunError as error:
+            if not isinstance(error.__cause__, self._openai.APIStatusError):
+                raise
+            # The update has failed, and vLLM counts it as ended.
+            await self._ask(replica, "post", "/start_weight_update", {}, retry=False)
+            await self._ask(replica, "post", "/finish_weight_update", {}, retry=False)
+
     async def _load(self, replica: int, folder: str, version: str) -> None:
         found = await self._ask(replica, "get", "/weight_info")
         if found["weight_version"] == version:
             return
-        await self._label(replica, _LOADING)  # if this process is killed now, the old label must be gone
+        await self._label(replica, LOADING)  # if this process is killed now, the old label must be gone
         order = {"method": self._reload, "kwargs": {"weights_path": folder}}
         await self._ask(replica, "post", "/collective_rpc", order, retry=False)
         await self._renew(replica, version)

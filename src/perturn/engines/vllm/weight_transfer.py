@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import pickle
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from safetensors import safe_open
 
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.vllm.backend import Backend
 from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.vllm_process import vllm_environment
 from perturn.errors import ConfigError, RunError
 from perturn.table import locate
 
@@ -44,36 +49,65 @@ class WeightTransfer:
         Raises:
             RunError: If vLLM does not take weights in this way.
         """
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
         workers = loop.run(backend.workers())
+        _check_workers(settings, sum(workers))
+        self._settings = settings
         self._client = _Client(loop, backend, workers)
-        info = TRAINERS[settings.handover](settings, sum(workers))
-        with _explained(settings):
+        with self._explained(), vllm_environment():
+            from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+            if settings.servers:  # a run that was killed has left its connection there
+                self._client.shutdown_weight_transfer_engine()
+            info = TRAINERS[settings.handover](settings, sum(workers))
             self._trainer = WeightTransferTrainerFactory.trainer_init(
                 info, client=self._client, source=_source(_empty())
             )
-        self._settings = settings
+        self._client.give_up = self._trainer.shutdown
+        self._ended = True  # no update is being sent, and none was cut off
 
-    def send(self, model: Any) -> None:
+    def send(self, model: Any, folder: str | Path) -> None:
         """Replace the weights of all replicas by the weights of a model.
+
+        Args:
+            model: The trained module.
+            folder: To which the same weights were written, by the names that vLLM reads.
 
         Raises:
             RunError: If that fails.
         """
-        self._trainer.source = _source(model)
+        _check_names(model, folder)
+        if self._settings.handover == "ipc":
+            self._trainer.packed_buffer_size_bytes = _buffer_bytes(model)
+        if locate("torch.cuda:is_available")():
+            locate("torch.cuda:synchronize")()  # vLLM packs in streams that do not wait for the training's
+        self._trainer.source, self._ended = _source(model), False
         try:
-            with _explained(self._settings):
+            with self._explained():
                 self._trainer.send_weights()
+            self._ended = True
         finally:
             self._trainer.source = _source(_empty())  # so that the model can be freed
 
     def close(self) -> None:
         """End the connection, also at the servers, which outlive this run."""
         self._trainer.shutdown()
-        if self._settings.servers:
+        if self._settings.servers and self._ended:  # else a worker may wait for ever
             with suppress(RunError):  # a server that is gone holds no connection
                 self._client.shutdown_weight_transfer_engine()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise what goes wrong in vLLM as a `RunError`."""
+        try:
+            yield
+        except Exception as error:
+            self._client.failure = self._client.failure or error
+            causes = dict.fromkeys(f"{type(each).__name__}: {each}" for each in (self._client.failure, error))
+            remedy = "Restart servers that no longer answer, or leave" if self._settings.servers else "Leave"
+            raise RunError(
+                f"vLLM does not take weights by engine.handover={self._settings.handover}: {'; '.join(causes)} "
+                f"{remedy} engine.handover out; the same command goes on."
+            ) from error
 
 
 class _Client:
@@ -81,6 +115,10 @@ class _Client:
 
     def __init__(self, loop: EventLoop, backend: Backend, workers: list[int]) -> None:
         self._loop, self._backend, self._workers = loop, backend, workers
+        self.failure: Exception | None = None
+        """The first error, which often causes the others."""
+        self.give_up: Callable[[], None] = lambda: None
+        """Stops the sending side, which would wait for workers that never come."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connect; each replica is told the first of its ranks."""
@@ -111,7 +149,63 @@ class _Client:
         self._pass_on("shutdown_weight_transfer_engine", [{} for _ in self._workers])
 
     def _pass_on(self, step: str, bodies: list[dict[str, Any]]) -> None:
-        self._loop.run(self._backend.transfer(step, bodies))
+        try:
+            self._loop.run(self._backend.transfer(step, bodies))
+        except Exception as error:
+            self.failure = self.failure or error
+            self.give_up()  # NCCL itself has no time limit
+            raise
+
+
+def _check_workers(settings: VllmSettings, workers: int) -> None:
+    """Check that all workers can be reached.
+
+    Raises:
+        RunError: If the memory of a GPU is sent to workers on other GPUs.
+    """
+    if settings.handover == "ipc" and workers > 1:
+        raise RunError(
+            f"engine.handover=ipc reaches one worker, on the GPU that trains, and vLLM has {workers}; leave "
+            "engine.replicas and parallel sizes in engine.options out, or leave engine.handover out."
+        )
+
+
+def _check_names(model: Any, folder: str | Path) -> None:
+    """Check that the parameters of a model have the names of its files, which vLLM knows.
+
+    vLLM keeps the old weights of a layer without an error if it gets none for it.
+
+    Raises:
+        RunError: If a name is in only one of the two; names of the same parameter count as one.
+    """
+    stored = {name for file in Path(folder).glob("*.safetensors") for name in _names_in(file)}
+    aliases: dict[int, set[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(weight), set()).add(name)
+    unsaved = [min(names) for names in aliases.values() if not names & stored]
+    unsent = stored.difference(*aliases.values())
+    if different := sorted([*unsaved, *unsent]):
+        raise RunError(
+            f"engine.handover cannot send this model, whose weights have other names in memory than in {folder}: "
+            f"{different[0]} and {len(different) - 1} more; leave engine.handover out, and the same command goes on."
+        )
+
+
+def _names_in(file: Path) -> list[str]:
+    """Return the names of the tensors in a file."""
+    opened: Any
+    with safe_open(file, "np") as opened:
+        return list(opened.keys())
+
+
+_BUFFER_BYTES = 2**30
+"""Bytes that are sent at once through CUDA IPC, as in vLLM; a larger tensor needs a larger buffer."""
+
+
+def _buffer_bytes(model: Any) -> int:
+    """Return the size of the buffer through which a model is sent, in bytes."""
+    sizes: list[int] = [weight.numel() * weight.element_size() for weight in model.parameters()]
+    return max(*sizes, min(_BUFFER_BYTES, sum(sizes)))
 
 
 def _ipc(settings: VllmSettings, workers: int) -> Any:
@@ -125,23 +219,31 @@ def _nccl(settings: VllmSettings, workers: int) -> Any:
     """Describe a trainer that the workers of all servers meet at a free port of this machine."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    address, port = _own_address(settings.servers[0])
-    return NCCLTrainerInitInfo(address, port, 1 + workers, rank=0)
+    address, port = _own_address(settings.servers)
+    # With two buffers, vLLM 0.32 loads a layer that two packs share before both have come.
+    return NCCLTrainerInitInfo(address, port, 1 + workers, rank=0, packed_num_buffers=1)
 
 
 TRAINERS: dict[str, Callable[[VllmSettings, int], Any]] = {"ipc": _ipc, "nccl": _nccl}
 """Descriptions of the training side for vLLM, by `engine.handover`."""
 
 
-def _own_address(server: str) -> tuple[str, int]:
-    """Return the address of this machine as a server sees it, and a free port."""
+def _own_address(servers: Sequence[str]) -> tuple[str, int]:
+    """Return an address of this machine that all servers reach, and a free port."""
+    seen = [_seen_by(server) for server in servers]
+    address = next((each for each in seen if not ipaddress.ip_address(each).is_loopback), seen[0])
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return address, int(free.getsockname()[1])
+
+
+def _seen_by(server: str) -> str:
+    """Return the address of this machine as a server sees it."""
     parts = urlsplit(server)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
         towards.connect((parts.hostname, parts.port or 80))  # nothing is sent
         address: str = towards.getsockname()[0]
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return address, int(free.getsockname()[1])
+        return address
 
 
 def _empty() -> Any:
@@ -153,17 +255,3 @@ def _source(model: Any) -> Any:
     from vllm.distributed.weight_transfer.base import ModuleSource
 
     return ModuleSource(model)
-
-
-@contextmanager
-def _explained(settings: VllmSettings) -> Iterator[None]:
-    """Raise what goes wrong in vLLM as a `RunError`."""
-    try:
-        yield
-    except Exception as error:
-        start = '--weight-transfer-config \'{"backend": "nccl"}\''
-        remedy = f"start the servers with {start}, or " if settings.servers else ""
-        raise RunError(
-            f"vLLM does not take weights by engine.handover={settings.handover}: {type(error).__name__}: {error} "
-            f"To mend it, {remedy}leave engine.handover out; the same command goes on."
-        ) from error
