@@ -189,7 +189,10 @@ def test_the_page_shows_them(tmp_path):
     assert "a is better than c for this one seed. This is not shown for other seeds." in page
     assert "no seed and task that both have" in page
     assert "q is the Benjamini-Hochberg q-value over 3 comparisons." in page
-    assert "Primary comparisons have Holm&#39;s correction over 1 comparison. Their intervals are at 95 %" in page
+    assert (
+        "Primary comparisons have Holm&#39;s correction over 1 comparison. Their intervals are at 95 %"
+        in page
+    )
 
 
 @pytest.mark.parametrize(

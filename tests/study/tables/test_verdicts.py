@@ -44,7 +44,9 @@ def test_what_is_true_is_found(whole):
         "harmful": "worse",
     }
     said, evidence = sentences("dpo", against(whole, "dpo"))
-    assert said.startswith("No difference between dpo and sft was seen; this study detects a true difference of ")
+    assert said.startswith(
+        "No difference between dpo and sft was seen; this study detects a true difference of "
+    )
     assert said.endswith("points in four of five cases.")
     assert "3 seeds × 140 tasks" in evidence
     assert sentences("online", against(whole, "online"))[0] == "online is better than sft."
