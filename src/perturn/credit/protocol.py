@@ -30,7 +30,7 @@ class CreditTraits:
     """Whether the group contains branches, which are trained on too. Each branch names its explored episode in
     `origin`, and its number of shared turns in `taken_over`. A branch's weights of shared turns are ignored."""
     takes_prover: bool = False
-    """Whether branches may come from another policy than the explored episodes."""
+    """Whether the policy that plays the branches may differ from the policy that explored."""
     takes_unfinished: bool = False
     """Whether the credit also weighs UNFINISHED episodes. They resume in the next iteration, so their outcome is not
     known yet."""

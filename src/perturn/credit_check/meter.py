@@ -49,7 +49,7 @@ class Measurement:
     """Relative bias |E[g] - c G| / (c |G|), the tangent of the angle between E[g] and G. The learning rate cannot
     compensate for it. It is infinite unless the cosine is above 0."""
     noise: float
-    """Standard deviation of g, summed over all directions, relative to |E[g]|; infinite if E[g] is 0."""
+    """Square root of the total variance of g, relative to |E[g]|; infinite if E[g] is 0."""
     tolerance: float
     """Largest relative bias that counts as unbiased."""
 

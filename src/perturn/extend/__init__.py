@@ -1,7 +1,7 @@
 """Names that third-party packages may import: types, settings, needs, and interfaces of the tables.
 
 This module does not import torch. Credits and losses also import `perturn.extend.tensors`, and quantities
-`perturn.extend.quantity_tools`. Perturn's package `perturn.methods` imports these three modules alone.
+`perturn.extend.quantity_tools`. Perturn's own package `perturn.methods` imports only these three modules of Perturn.
 """
 
 from perturn.backends.local_backend import LocalBackend

@@ -105,7 +105,7 @@ def truncated_importance(side: TurnLogprobs, *, over: str, cap: float) -> Tensor
         w = min(pi_proximal / mu, cap)
 
     Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", truncated
-    importance sampling. With `over` token, the ratio is the ratio of the token.
+    importance sampling. With `over` token, each token has its own ratio pi_proximal / mu.
     Differs: with `over` turn, the ratio is the geometric mean over the turn's tokens. So the weight does not move
     further from 1 as turns get longer. The log-ratio is clamped to [-20, 20] nats.
 
@@ -147,7 +147,7 @@ _POLICIES = {
 _PASS = "Pass {}= when building TurnLogprobs."
 
 IMPORTANCE = ("none", "token", "turn")
-"""Unit that has one importance weight; none: no weights."""
+"""Unit for which one importance weight is computed: each token, or each turn. none: no weights."""
 
 
 def k1(log_ratio: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ class PPOClip:
     """Distance above 1 at which the ratio is clipped, without unit; >= 0."""
 
     ratio: Annotated[str, OneOf(tuple(RATIOS))] = "token"
-    """Unit that has one ratio: token, turn or sequence."""
+    """Unit for which one ratio is computed: token, turn or sequence."""
 
     ratio_gradient: Annotated[str, OneOf(tuple(RATIO_GRADIENTS))] = "token"
     """Gradient of the ratio of a turn or a sequence. token: the gradient of each token's own log-probability, as in

@@ -85,8 +85,8 @@ class HiPER:
     The paper has a value of the state and a value of state and subgoal. Here there is one value, V before the turn. It
     depends on the subgoal if the history contains the subgoal. Penalties for keeping a subgoal are left out. By default
     the newest observation decides where a segment begins (`by: reply`). With `by: action`, the action decides. The
-    previous turn then gets the return of this action only if the segment continues, which biases the gradient for any
-    V.
+    previous turn then gets the return of this action only if the segment continues, which biases the gradient
+    even if V is exact.
     """
 
     switch: str = ""

@@ -107,5 +107,5 @@ class PORTool(GroupCredit):
         return (each.value - centre) / self._scale(children)
 
     def _scale(self, values: Sequence[float]) -> float:
-        """Return 1, or with `normalize` std the standard deviation of the values, if they are not all equal."""
+        """Return the divisor of differences: 1, or with `normalize` std the deviation of the values if they differ."""
         return 1.0 if self.normalize == "mean" or max(values) == min(values) else deviation(values) + EPSILON

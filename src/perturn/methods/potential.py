@@ -48,7 +48,7 @@ class Potential:
     def __call__(
         self, group: Sequence[Trajectory], *, distance: Sequence[Sequence[Remaining]], **_: Any
     ) -> list[Tensor]:
-        """Return the weight of every turn, one tensor per trajectory, in turns [turns].
+        """Return the weight of every turn as a number of turns, one tensor per trajectory [turns].
 
         Args:
             group: Trajectories of one task or of several tasks.

@@ -49,7 +49,7 @@ class Corrections:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Difference in total reward that a pair must exceed, in units of reward; >= 0."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Maximum number of turns that the rejected side may have more than the correction. A longer side is cut at its
+    """Maximum number of turns by which the rejected side may exceed the correction. A longer side is cut at its
     end. None: no limit."""
     length: Literal["episode", "turn"] = "episode"
     """Last turn of both sides. episode: the last turn of the episode. turn: the first wrong turn, and the expert's turn
@@ -112,7 +112,7 @@ def pair_with_corrected(
         explored: Trajectories of the policy, with the measured distance to a success.
         corrections: Corrections, each with the task and the sample number of its explored trajectory.
         threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0.
-        max_extra_turns: Maximum number of turns that the rejected side may have more than the correction. None: no
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the correction. None: no
             limit.
         one_turn: Whether both sides end with the first wrong turn, and the expert's turn in its place. Their total
             rewards still count the whole episodes.

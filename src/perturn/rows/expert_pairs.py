@@ -36,7 +36,7 @@ class ExpertPairs:
     """Difference in total reward that a pair must exceed, in units of reward; >= 0 (tau of tlm-DRE, Appendix B). At 0
     every positive difference is kept."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Maximum number of turns that the rejected side may have more than the expert's episode. A longer side is cut at
+    """Maximum number of turns by which the rejected side may exceed the expert's episode. A longer side is cut at
     its end. ETO and DMPO use 5. None: no limit."""
     signals: Signals = field(default_factory=Signals)
     """Filter of explored episodes by their signals, such as a loop; filtered episodes are left out."""

@@ -79,7 +79,7 @@ def pair_with_expert(
         explored: Trajectories of the policy.
         threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0. At 0 every
             positive difference is kept.
-        max_extra_turns: Maximum number of turns that the rejected side may have more than the expert's trajectory. A
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the expert's trajectory. A
             longer side is cut at its end; its total reward still counts the whole episode. ETO and DMPO use 5. None: no
             limit.
 

@@ -20,7 +20,7 @@ from perturn.types import Action, Prompt, Task, Trajectory
 class Likelihood:
     """Take the candidate whose sampled tokens have the highest mean log-probability under the policy.
 
-    Source: none; the usual score of beam search and of best-of-n without a reward model.
+    Source: none is needed; the usual score of beam search and of best-of-n without a reward model.
     Differs: nothing.
     """
 

@@ -17,7 +17,7 @@ class Outcome:
     The selector looks at the result, which an agent does not know. If each of N episodes succeeds with probability p,
     the best one succeeds with probability 1 - (1 - p)^N.
 
-    Source: none; with rewards of 0 and 1 it is pass@k.
+    Source: none is needed; with rewards of 0 and 1 it is pass@k.
     Differs: nothing.
     """
 

@@ -55,8 +55,8 @@ class SelectorInputs:
     open_policy: Callable[[], OpenPolicy]
     """Loads the policy, in addition to the engine that serves it; for selectors that need `policy`."""
     open_start: Callable[[], OpenPolicy | None]
-    """Loads the policy from which the policy was trained; returns None for the base model. For selectors that need
-    `start`."""
+    """Loads the policy from which the evaluated policy was trained; returns None for the base model. For selectors that
+    need `start`."""
     explored: Callable[[], Sequence[Trajectory]]
     """Reads the last explored episodes before the evaluation; for selectors that need `explored`."""
     command: Callable[[Prompt, Action], str | None]

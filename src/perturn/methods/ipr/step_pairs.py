@@ -66,7 +66,7 @@ class StepPairs:
     """Difference that a pair must exceed, in total reward and in the value of a step, in units of reward; >= 0. The
     paper uses 0.5."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Maximum number of turns that the rejected side may have more than the expert's episode. A longer side is cut at
+    """Maximum number of turns by which the rejected side may exceed the expert's episode. A longer side is cut at
     its end. None: no limit."""
 
     def __call__(self, inputs: RowInputs) -> Made:
@@ -102,7 +102,7 @@ def pair_with_expert_steps(
         branches: Branches of the expert's best trajectories. FAILED branches are left out: the environment or the
             engine raised an error, so their scores are no estimate of a turn's value.
         threshold: Difference that a pair must exceed, in units of reward; finite and >= 0.
-        max_extra_turns: Maximum number of turns that the rejected side may have more than the expert's trajectory.
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the expert's trajectory.
             None: no limit.
 
     Returns:

@@ -66,11 +66,11 @@ class MatchTIR(GroupCredit):
     `core_algos.py`), not by its equations.
     Differs: `hard` finds the largest sum. The authors' function named Hungarian matches greedily, as `greedy` does. The
     code adds the F1 of a final answer to the reward of its turn, ignores calls next to an answer, and has no other
-    outcome. Here the environment's reward is added to its turn. A malformed action counts as one call that matches
-    nothing; the code stops at such an action or ignores it. In the code, a turn index that no other trajectory reached
-    keeps its return as advantage, and a trajectory alone keeps its score, as with `singleton` raw. With `singleton`
-    zero both get 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is
-    Perturn's addition: RLOO and TRLOO over the same rewards.
+    outcome. Here a turn's reward also contains the environment's reward. A malformed action counts as one call that
+    matches nothing; the code stops at such an action or ignores it. In the code, a turn index that no other trajectory
+    reached keeps its return as advantage, and a trajectory alone keeps its score, as with `singleton` raw. With
+    `singleton` zero both get 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline`
+    others is Perturn's addition: RLOO and TRLOO over the same rewards.
 
     The credit is biased, for two reasons. First, the mean at a turn index is over the trajectories that reached it,
     which depends on their actions. Second, a later call can take the gold call of an earlier call, and the returns from

@@ -1,4 +1,4 @@
-"""SIOP: reward a turn for making the episode's own final answer more likely, times the share of equal answers."""
+"""SIOP: reward a turn for raising the likelihood of the episode's final answer, if other episodes give it too."""
 
 from collections import Counter
 from collections.abc import Sequence
