@@ -17,8 +17,8 @@ Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
 """Function from trajectories, and the number of tokens of each turn `[trajectories][turns]`, to the regression targets
-of V `[trajectories][turns][tokens]`. It gives targets for the first tokens of each turn, as many as V is computed at;
-NaN: not known."""
+of V `[trajectories][turns][tokens]`. The number of targets of a turn is the number of its first
+tokens at which V is computed; NaN: not known."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Progress(Need):
     checkpoint: str | None = None
     """Trained policy: a policy of the run, a folder, or a Hub id. None: the policy that acted, or the reward model."""
     reward_model: bool = False
-    """Whether the policy is the reward model that the run trains in each iteration, if there is no checkpoint."""
+    """If there is no checkpoint, whether the policy is the reward model that the run trains in each iteration."""
 
 
 @dataclass(frozen=True)

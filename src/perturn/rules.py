@@ -36,8 +36,9 @@ class TurnControl:
     times: Annotated[int, _COUNT] = 1
     """Maximum number of extensions of an episode."""
     progress: Annotated[int, _COUNT] | None = 5
-    """Number of last turns that must contain progress for an extension. A turn makes progress by a reward above 0, or
-    by a valid action with an observation that is new in this episode. None: every unfinished episode is extended."""
+    """Number of last turns that are checked for progress; an extension needs progress in one of them. A turn makes
+    progress by a reward above 0, or by a valid action with an observation that is new in this episode. None: every
+    unfinished episode is extended."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -78,8 +78,8 @@ class EngineTraits:
     cache_gigabytes: float | None = None
     """Size of the KV cache in gigabytes, for `--dry-run`; None: not known."""
     gpu_share: float | None = None
-    """Share of GPU memory that the engine keeps during training, in [0, 1], for `--dry-run`; None: the size of its
-    model and its cache."""
+    """Share of GPU memory that the engine keeps during training, in [0, 1], for `--dry-run`; None: it is
+    computed from the sizes of its model and its cache."""
     adapter_rank: int = 0
     """Largest LoRA rank that the engine serves as an adapter next to the base model. Adapters of a higher rank are
     merged into the model."""

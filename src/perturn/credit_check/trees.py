@@ -1,6 +1,6 @@
 """List all groups of trees (episodes and their branches) of a small decision process, with their probabilities.
 
-`meter` measures credits that train on branches on these groups.
+`meter` uses these groups to measure credits that train on branches.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -44,9 +44,9 @@ class KTO:
         L = undesirable_weight sigmoid(-beta (z0 - u))    for an undesirable trajectory
 
     The label of a trajectory is the sign of its weights: 1 on each turn of a desirable trajectory, -1 on each turn of
-    an undesirable trajectory. Other absolute values weigh the turns within u, which is Perturn's addition. z0 is the
-    mean log-ratio of the mismatched trajectories of the whole optimizer step, clamped to at least 0, without gradient.
-    A mismatched trajectory has the actions of one row after the prompt of another row.
+    an undesirable trajectory. Weights with other absolute values weigh the turns within u; this is Perturn's addition.
+    z0 is the mean log-ratio of the mismatched trajectories of the whole optimizer step, clamped to at least 0, without
+    gradient. A mismatched trajectory has the actions of one row after the prompt of another row.
 
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 and Section 4.1; on the actions of many turns, with
     observations masked, Xiong et al. 2024, "Building Math Agents with Multi-Turn Iterative Preference Learning",

@@ -208,7 +208,7 @@ class PPOClip:
     The clipped term and the KL term are averaged separately. Let n be the number of tokens (`token_mean`) or turns
     (`turn_mean`). The clipped term is divided by n of the trajectories whose group has a spread, times their share in
     the step. The KL term is divided by n of all trajectories. A group has a spread if its weights are not all 0. At
-    `kl` 0 a run leaves groups without a spread out of training; with this averaging the gradient is continuous there.
+    `kl` 0, a run does not train on groups without a spread. This averaging keeps the gradient continuous at `kl` 0.
 
     With `importance`, pi_proximal is the behavior policy as the training code computes it. rho is then pi/pi_proximal,
     and the clipped term is multiplied by `truncated_importance`.
@@ -329,8 +329,8 @@ class PPOClip:
         Returns:
             Tensors by name, each [tokens]. `ratio`: rho. `clip_share`: 1 if the clip removed the gradient, else 0.
             `clipped_away`: rho |A| if the clip removed the gradient, else 0. `behavior_kl`: k3 of the behavior policy
-            against the policy, in nats. With a reference, `kl`: k3 of the policy against the reference, in nats. With
-            `importance`, `importance`: the weight; and `importance_capped`: 1 if the weight is at the cap, else 0.
+            against the policy, in nats. With a reference, `kl`: k3 of the policy against the reference, in nats. If
+            importance weights are used, `importance`: the weight; and `importance_capped`: 1 at the cap, else 0.
         """
         ratio, clipped, advantage = self._clip(chosen)
         taken = torch.where(clipped, ratio * advantage.abs(), 0.0)

@@ -29,7 +29,7 @@ class LossTraits:
     """Whether the loss reads log-probabilities of the policy before training, as the training code computes them."""
 
     needs_mismatched: bool = False
-    """Whether the loss is a `MismatchedLoss`. The sign of a row's weights is then its label."""
+    """Whether the loss is a `MismatchedLoss`. The sign of the weights is then the label of a row."""
 
     reads_clip: bool = False
     """Whether the loss multiplies the clip range of a turn by `TurnLogprobs.clip`. If False, credits and rows with such

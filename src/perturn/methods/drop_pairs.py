@@ -31,9 +31,9 @@ from perturn.extend import (
 )
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")
-"""Outcomes of a step of an explored episode; the first that applies counts. `failed`: no branch without failure starts
-before or after the step. `no_drop`: the mean score did not drop clearly. `identical`: all branches took the same step.
-`gap`: no branch with another step ended clearly better."""
+"""Outcomes of a step of an explored episode; the first that applies counts. `failed`: every branch that
+starts before the step, or every branch that starts after it, FAILED. `no_drop`: the mean score did not drop clearly.
+`identical`: all branches took the same step. `gap`: no branch with another step ended clearly better."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class DropPairs:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Value that the drop of the mean score at a step and the score difference of a pair must both exceed, in units of
-    reward; >= 0."""
+    """Threshold that two numbers must exceed, in units of reward; >= 0: the drop of the mean score at a step, and the
+    score difference of a pair."""
     length: Literal["episode", "turn"] = "episode"
     """Last turn of both sides. episode: the last turn of the episode. turn: the turn in which the two sides differ. In
     a longer step, any turn may have lowered the chance, so `turn` needs branches from each turn."""

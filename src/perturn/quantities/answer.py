@@ -205,7 +205,7 @@ class GoldAnswer(Quantity):
         """Reject tasks without a gold answer, and an environment without an action that gives an answer.
 
         Raises:
-            PerturnError: If a task or the environment lacks it; the message says which.
+            PerturnError: If a task has no gold answer, or the environment no such action; the message says which.
         """
         if not planned.stored:
             check_gold(planned)
@@ -242,7 +242,7 @@ def check_gold(planned: Planned) -> None:
     """Raise an error if a task has no gold answer, or the environment has no action that gives an answer.
 
     Raises:
-        PerturnError: If one of both is missing; the message says which.
+        PerturnError: If a task has no gold answer, or the environment no such action; the message says which.
     """
     planned.answer_form()
     for task in planned.tasks:

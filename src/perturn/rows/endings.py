@@ -41,8 +41,8 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
 
     Args:
         inputs: Inputs of the row maker. The expert's episodes on unexplored tasks are not in `Divided.experts`.
-        starts_over: Which expert's episodes the rows contain: the episodes on which SFT trains (True), or the episodes
-            on explored tasks (False).
+        starts_over: Expert's episodes that the rows contain. True: the episodes on which SFT trains. False: the
+            episodes on explored tasks.
     """
     taught, experts = ([one for one in those if one.turns] for those in (inputs.taught, inputs.experts))
     known: dict[str, list[object]] = {}

@@ -216,7 +216,7 @@ def paired_within_branches(
         inputs: Inputs of the row maker.
         pair: Function from explored episodes and their branches to pairs and counts.
         of_steps: Unit of the counts. True: branching turns of the explored episodes, each in at most one pair. False:
-            memberships in groups, one for each branch, and one for each branching turn of an explored episode.
+            memberships in groups. A branch is in one group, and an explored episode in one group per branching turn.
 
     Returns:
         Pairs, and counts, with the number of units that do not fit under `too_long`.

@@ -105,7 +105,7 @@ class SPA(GroupCredit):
 
     c is linear in the policy's last hidden state at the last token of the turn's action. The head is fitted so that
     the sum of c over an episode is its score S. All c in A_i come from one head, which was not fitted on episode i. If
-    no other trajectory has a turn t, nothing is subtracted. Without `grounding` and with `residual`, the expected
+    no other trajectory has a turn t, nothing is subtracted. If `grounding` is 0 and `residual` is True, the expected
     gradient is the true gradient, however accurate c is: A_it is then S_i minus terms that depend only on turns before
     t and on other episodes.
 

@@ -137,7 +137,7 @@ def mixed_turns(
 ) -> list[list[int]]:
     """Choose the turns whose predicted variance p (1 - p) of the outcome reaches the threshold of their fold.
 
-    The threshold of a fold comes from the other folds: it is the variance that `forks` turns per episode reach there.
+    The threshold of a fold is set on the other folds, such that `forks` turns per episode reach it there.
     So the choice of a turn does not depend on later turns of its episode, and `forks` turns per episode are chosen on
     average. Turns of equal variance are ordered at random.
 
