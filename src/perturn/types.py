@@ -59,7 +59,7 @@ class Trajectory:
     environment: str = ""
     """Name and version of the environment, such as `scienceworld-1.2.3`."""
     protocol: str = ""
-    """Name of the protocol, that is of the rules under which the episode was played."""
+    """Name of the protocol: the rules under which the episode was played."""
     prompt: tuple[Message, ...] = ()
     """Messages before the first observation: system text and worked examples. They never carry loss."""
     tools: tuple[Mapping[str, Any], ...] = ()

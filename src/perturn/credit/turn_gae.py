@@ -114,7 +114,7 @@ class TurnGAE:
         )
 
     def _paid(self, group: Sequence[Trajectory]) -> Numbers:
-        """Return the reward of each turn, without an outcome for an episode that continues: its V stands for it."""
+        """Return the reward of each turn. An episode that continues has no outcome here, since V replaces it."""
         return self.returns(
             [replace(one, status=Status.UNFINISHED) if self._goes_on(one) else one for one in group]
         )

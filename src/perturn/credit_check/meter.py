@@ -67,7 +67,8 @@ def check_credit(
     Args:
         credit: The credit. It gets the exact value of each quantity that it needs (`Quantity.exact`). With the trait
             `takes_prover`, a prover plays the branches, taking all actions of a state with equal probability. With
-            `trains_branches`, the group size counts trees: an episode and a branch from its third turn.
+            `trains_branches`, the group size is a number of trees. A tree is an episode with a branch
+            from its third turn.
         gamma: Discount of the return whose gradient counts as the true gradient; None: the discount of the credit.
         processes: Decision processes on which to measure.
 

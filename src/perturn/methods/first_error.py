@@ -20,8 +20,8 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 
         omega_t = high if t >= first else low,   first = min {t: remaining_t >= remaining_(t-1)}
 
-    With `turns` only, right turns after the first wrong turn also get the low weight. An episode without a wrong turn
-    gets the high weight at every turn.
+    If `turns` is `only`, right turns after the first wrong turn also get the low weight. An episode without a wrong
+    turn gets the high weight at every turn.
 
     Source: ours. The paper's Eq. 10 (tlm-DRE) finds decisive turns by `p_i <= pivot`; here the true wrong turn replaces
         this test. So the credit bounds the gain from a better estimate of these turns.

@@ -75,8 +75,8 @@ class HiPER:
         A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
         A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
 
-    c is the first turn of a segment [c, d), and t any other turn of the segment. A after the last turn of the segment
-    is 0. See `hierarchical_advantages`.
+    c is the first turn of a segment [c, d), and t any other turn of the segment. The advantage after the last turn of
+    the segment is 0. See `hierarchical_advantages`.
 
     Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
     Agents", by its abstract and its code (hierarchical advantage estimation).

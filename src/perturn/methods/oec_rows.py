@@ -95,9 +95,9 @@ def _random_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
 
 
 def _unsure_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
-    """Return the turns after the first turn with the lowest mean log-probability of the action's tokens.
+    """Return the turns whose action tokens have the lowest mean log-probability, in ascending order of it.
 
-    Among equal values, the earlier turn comes first.
+    The first turn is left out. Among equal values, the earlier turn comes first.
 
     Raises:
         DataError: If a turn has no recorded log-probabilities.

@@ -225,8 +225,8 @@ class GoldAnswer(Quantity):
     def exact(self, request: Answer, ground: Ground) -> list[Tensor]:
         """Return log p before each turn and after the last turn, in nats, one tensor per episode [turns + 1].
 
-        p is the probability of a success: a calibrated policy gives the gold answer with the probability that it
-        assigns to it. After the last turn, p is 1 or 0.
+        p is the probability of a success. A calibrated policy assigns this probability to the gold answer. After the
+        last turn, p is 1 or 0.
         """
         every = ground.episodes
         return [

@@ -18,11 +18,12 @@ from perturn.types import Trajectory, failed
 @dataclass(frozen=True)
 @bounded
 class BranchPairs:
-    """Pair the best with the worst of the episodes that share their first turns, by total reward, and so on.
+    """Pair the best with the worst of the episodes that share their first turns, by total reward.
 
-    An explored episode and its branches from one turn form a group. So both sides share the turns before this turn;
-    `align.shared_prefix` keeps or masks these turns in training. If `length` is turn, episodes with the same action as
-    the best episode at this turn are left out.
+    With more than one pair, the second best is paired with the second worst, and so on. An explored episode and its
+    branches from one turn form a group. So both sides share the turns before this turn; `align.shared_prefix` keeps or
+    masks these turns in training. If `length` is turn, episodes with the same action as the best episode at this turn
+    are left out.
 
     Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
     Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.

@@ -36,8 +36,8 @@ class Divided:
 def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
     """Divide explored trajectories into successes and failures.
 
-    Trajectories without turns are left out. So are repeated trajectories, which have the task and the actions of an
-    earlier trajectory, or of an expert's trajectory in the rows.
+    Trajectories without turns are left out. Repeated trajectories are left out too: they have the task and the actions
+    of an earlier trajectory, or of an expert's trajectory in the rows.
 
     Args:
         inputs: Inputs of the row maker. The expert's episodes on unexplored tasks are not in `Divided.experts`.

@@ -56,7 +56,7 @@ class EntropyBranches(ExploredBrancher):
         return ("entropy",)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which no episode is resumed, or that limit the turns of branches without effect."""
+        """Reject settings with which no episode is resumed, or the turn limit of branches has no effect."""
         self.check_turns(1, turns)
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:

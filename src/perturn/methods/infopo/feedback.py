@@ -55,9 +55,9 @@ def feedback_gains(
         token_budget: Maximum number of tokens of one pass.
 
     Returns:
-        Gains, in nats per token `[trajectories][turns]`. If several turns follow one turn, as after a retry, their
-        mean. NaN if no turn follows, if there is no reply, if a turn would exceed the model's context, and in an
-        episode that FAILED.
+        Gains, in nats per token `[trajectories][turns]`. If several turns follow one turn, as after a retry, the
+        gain is the mean over them. NaN if no turn follows, if there is no reply, if a turn would exceed the model's
+        context, and in an episode that FAILED.
 
     Raises:
         ConfigError: If the placeholder contains control tokens of the chat template.

@@ -39,7 +39,7 @@ class ExpertBranches(Brancher):
         )
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which no episode is resumed, or that limit the turns of branches without effect."""
+        """Reject settings with which no episode is resumed, or the turn limit of branches has no effect."""
         self.check_turns(self.every, turns, "every")
 
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:

@@ -111,8 +111,9 @@ class SPA(GroupCredit):
 
     Source: Wang et al. 2025, "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", arXiv:2505.20732, by
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
-    Differs: the paper has no residual, and a bonus of 0.5 for an executed action: `residual: false` with `grounding:
-    0.5`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic. The head is a
+    Differs: the paper gives a bonus of 0.5 for an executed action, and has no residual: `grounding: 0.5` with
+    `residual: false`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic.
+        The head is a
     ridge regression, fitted again in each iteration on other episodes. The code trains a whole model with a linear
     layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0. Returns are
     not discounted.

@@ -115,7 +115,7 @@ def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Seq
 class PredictedSuccess(Quantity):
     """Probability of a success before each turn, from ridge regressions on hidden states; see `prospects`.
 
-    An entry that needs it gets it as `success_chance`: one `Chances` per trajectory.
+    An explorer or a credit gets it as `success_chance`: one `Chances` per trajectory.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
