@@ -17,8 +17,8 @@ Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
 """Function from trajectories, and the number of tokens of each turn `[trajectories][turns]`, to the regression targets
-of V `[trajectories][turns][tokens]`. The number of targets of a turn is the number of its first
-tokens at which V is computed; NaN: not known."""
+of V `[trajectories][turns][tokens]`. The number of targets of a turn is the number of its first tokens at which V is
+computed; NaN: not known."""
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ class DPO:
 
         L = -log sigmoid(beta * (u_chosen - u_rejected)) - sft * log pi(chosen)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO),
-    arXiv:2403.02502; with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO), arXiv:2403.02502;
+    with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
     Differs: nothing with `reduction` sum. The reductions token_mean and turn_mean, of both terms, are Perturn's
     additions.
     """

@@ -44,7 +44,7 @@ class KTO:
         L = undesirable_weight sigmoid(-beta (z0 - u))    for an undesirable trajectory
 
     The label of a trajectory is the sign of its weights: 1 on each turn of a desirable trajectory, -1 on each turn of
-    an undesirable trajectory. Weights with other absolute values weigh the turns within u; this is Perturn's addition.
+    an undesirable trajectory. Other absolute values are factors on the turns within u; this is Perturn's addition.
     z0 is the mean log-ratio of the mismatched trajectories of the whole optimizer step, clamped to at least 0, without
     gradient. A mismatched trajectory has the actions of one row after the prompt of another row.
 

@@ -110,8 +110,8 @@ class DiagnosedLoss(Loss, Protocol):
     def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
         """Return tensors by name, without gradient; takes the arguments of the loss.
 
-        The trainer logs the mean of a tensor, over its tokens or its trajectories. If the
-        trainer logs a value of the same name, the tensor replaces it. An empty tensor is not logged.
+        The trainer logs the mean of a tensor, over its tokens or its trajectories. If the trainer logs a value of the
+        same name, the tensor replaces it. An empty tensor is not logged.
         """
 
 
