@@ -68,7 +68,7 @@ class ProgressPairs:
         """Return the pairs, ordered by explored episode, by turn and by rank."""
 
         def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
-            # FAILED branches are not measured: the environment could not be restored to their states.
+            # FAILED branches are not measured, since replaying them may fail again.
             ended = inputs.measure([one for one in branches if not failed(one)])
             broken = [one for one in branches if failed(one)]
             one_turn = self.length == "turn"
