@@ -1,4 +1,4 @@
-"""The facts that a setting states at its field: `timeout: Annotated[float, Bound(above=0), EFFORT] = 120.0`."""
+"""Marks for the type of a setting, such as bounds: `timeout: Annotated[float, Bound(above=0), EFFORT] = 120.0`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bound:
-    """An interval of numbers; NaN lies in none."""
+    """Interval of numbers that a setting may have. NaN is always outside."""
 
     least: float | None = None
     above: float | None = None
@@ -26,7 +26,7 @@ class Bound:
     below: float | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return the side on which a number lies outside, such as `> 0`; None: it lies inside."""
+        """Return the first condition that a number violates, such as `> 0`; None: the number is inside the bounds."""
         holds = {
             f">= {self.least}": self.least is None or value >= self.least,
             f"> {self.above}": self.above is None or value > self.above,
@@ -38,31 +38,31 @@ class Bound:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Values that a setting may have."""
+    """Set of values that a setting may have."""
 
     known: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The mark of a setting that changes where, how fast or how far a run works, but not its results."""
+    """Mark of a setting that changes where, how fast or how long a run computes, but not its results."""
 
 
 EFFORT = Effort()
-"""The mark of such a setting: `patience: Annotated[int, EFFORT] = 1`."""
+"""Instance of `Effort` for annotations: `patience: Annotated[int, EFFORT] = 1`."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """Mark of a setting that names files outside the run folder. A run keeps digests of these files.
+    """Mark of a setting that names files outside the run folder. A run records digests of these files.
 
-    The setting may be a text, or a list or mapping of texts. An empty text is not an input.
+    The setting may be a text, or a list or mapping of texts. An empty text names no file.
     """
 
     kind: Literal["path", "rows", "model", "code", "template", "maybe"]
-    """Kind of the text: a file or folder; a source of rows, which may also be a data set of the Hub; a model;
-    `module:object` or `file.py:object`; a chat template; or anything, which may be a file or folder that code of the
-    user's reads."""
+    """Kind of the text. path: a file or folder. rows: a file or folder of rows, or a dataset of the Hub. model: a
+    model. code: `module:object` or `file.py:object`. template: a chat template. maybe: any text, which may be the path
+    of a file that the user's code reads."""
 
 
 PATH = Outside("path")
@@ -77,50 +77,50 @@ TEMPLATE, MAYBE_PATH = Outside("template"), Outside("maybe")
 
 @dataclass(frozen=True)
 class EntryOf:
-    """The mark of a section whose `name` picks an entry of a table and whose other keys are the entry's settings."""
+    """Mark of a recipe section whose `name` selects an entry of a table; the other keys are settings of the entry."""
 
     table: str
-    """Kind of the table, as `perturn.table_index` names it."""
+    """Name of the table in `perturn.table_index`."""
     shared: type | None = None
-    """Dataclass of the settings that the section has for every entry; None: it has none."""
+    """Dataclass of the settings that the section has for every entry; None: no such settings."""
     default: str | None = None
-    """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
-    stays a mapping."""
+    """Name of the entry that a section without `name` selects. With a default, the section is parsed into the entry.
+    None: the section stays a mapping."""
 
 
 POSITIVE = Bound(above=0, below=math.inf)
 """Finite numbers above 0."""
 NOT_NEGATIVE = Bound(least=0, below=math.inf)
-"""Finite numbers of at least 0."""
+"""Finite numbers >= 0."""
 SHARE = Bound(least=0, most=1)
 """Numbers from 0 to 1."""
 
 SEED = Bound(least=0, below=2**32)
-"""Seeds that numpy and transformers take."""
+"""Seeds that numpy and transformers accept."""
 
 SECONDS = Bound(above=0, most=10**9)
-"""Time limits; the operating system counts no further than some centuries."""
+"""Time limits, in seconds. The upper bound keeps them within the range of the operating system."""
 
 
 def check_bounds(settings: Any) -> None:
-    """Compare the fields of a dataclass with the bounds and the values that they declare.
+    """Check the fields of a dataclass against the bounds and the sets of values in their types.
 
     Raises:
-        ValueError: For the first value outside.
+        ValueError: If a value is not allowed; the message names the first such value.
     """
     hints = hints_of(type(settings))
     check_values({name: getattr(settings, name) for name in hints}, hints)
 
 
 def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Compare values with the bounds and the values that their types declare.
+    """Check values against the bounds and the sets of values in their types.
 
     Args:
-        values: By name.
-        hints: Types by name; a value without one is not compared.
+        values: Name -> value.
+        hints: Name -> type; a value without a type is not checked.
 
     Raises:
-        ValueError: For the first value outside.
+        ValueError: If a value is not allowed; the message names the first such value.
     """
     for name, value in values.items():
         for mark in marks(hints.get(name)):
@@ -132,22 +132,22 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 def bounded(kind: type[T]) -> type[T]:
-    """Make a dataclass compare its fields with their bounds when it is made; written below `@dataclass`."""
+    """Make a dataclass check its bounds when it is constructed. Write this decorator below `@dataclass`."""
     kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
     return kind
 
 
 def efforts(kind: Any) -> set[str]:
-    """Return the settings of a class that are marked as `EFFORT`, among its fields or constructor arguments."""
+    """Return the names of a class's settings that are marked as `EFFORT`: its fields or constructor arguments."""
     return {name for name, hint in hints_of(kind).items() if EFFORT in marks(hint)}
 
 
 def hints_of(kind: Any, *, marked: bool = True) -> Mapping[str, Any]:
-    """Return the types of a dataclass's fields or of a class's constructor arguments by name; evaluated once.
+    """Return the types of a dataclass's fields, or of another class's constructor arguments, by name. They are cached.
 
     Args:
         kind: The class.
-        marked: Whether the types keep what `Annotated` adds to them.
+        marked: Whether the types keep the metadata of `Annotated`.
     """
     return _hints_of(kind, marked)
 
@@ -159,12 +159,12 @@ def _hints_of(kind: Any, marked: bool) -> Mapping[str, Any]:
 
 
 def bounds(hint: Any) -> Iterator[Bound]:
-    """Yield the bounds within a type, of the parts of a union too."""
+    """Yield the bounds in a type, including the parts of a union."""
     yield from (each for each in marks(hint) if isinstance(each, Bound))
 
 
 def texts(kind: Any) -> Mapping[str, str]:
-    """Return the text below each field of a dataclass, in its own source or in the source of its base class."""
+    """Return the docstring below each field of a dataclass, by field, including the fields of a base dataclass."""
     return _texts_of(kind)
 
 
@@ -181,7 +181,7 @@ def _texts_of(kind: Any) -> Mapping[str, str]:
 
 
 def marks(hint: Any) -> Iterator[Any]:
-    """Yield all that `Annotated` adds to a type and to its parts."""
+    """Yield the `Annotated` metadata of a type and of its parts."""
     yield from getattr(hint, "__metadata__", ())
     for part in typing.get_args(hint):
         yield from marks(part)

@@ -1,4 +1,4 @@
-"""The errors users meet. Each message names the place, the expected value, the value found, and the remedy."""
+"""Errors for users. Each message names the location, the expected value, the actual value, and the remedy."""
 
 import difflib
 import re
@@ -10,25 +10,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_REFUSED = 1000
-"""Bad rows after which the rest of a dataset is not looked at."""
+"""Maximum number of rejected rows of a dataset; after this number, the remaining rows are not checked."""
 _SHOWN = 3
-"""Reasons to refuse rows that a message has, and rows that it names for each."""
+"""Maximum number of reasons for rejected rows in a message, and of rows named for each reason."""
 _VARIES = re.compile(r"'[^']*'|\d+")
-"""The parts of a reason that depend on the row: numbers, and names in quotes."""
+"""Parts of a reason that depend on the row: numbers, and names in quotes."""
 _JOINT = re.compile(r"[_\s-]+")
-"""Characters that join the parts of a name and are easily confused."""
+"""Characters that separate the parts of a name and are easily confused."""
 _LONGEST = 2000
-"""Largest number of characters of a message; quotes from a file or a world may have any length."""
+"""Maximum number of characters of a message. Longer messages occur if they quote a file or an environment."""
 _QUOTE = reprlib.Repr()
-"""How a message quotes a value; the elements of a long list are not all looked at."""
+"""Quotes a value in a message; it shortens long values without reading all of their elements."""
 _QUOTE.maxstring = _QUOTE.maxother = 200
 
 
 class PerturnError(Exception):
-    """Base of all errors raised for the user's eyes; the command line prints it and exits with 2."""
+    """Base class of all errors for users. The command line prints the message and exits with status 2."""
 
     def __init__(self, message: str = "") -> None:
-        """Say what is wrong. What is far too long is cut in its middle: a place comes first, a remedy last."""
+        """Make an error. A long message is cut in its middle, which keeps the location and the remedy."""
         if len(message) > _LONGEST:
             message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
         super().__init__(message)
@@ -51,27 +51,27 @@ class EnvironmentFailure(PerturnError):
 
 
 class NotComeBack(EnvironmentFailure):
-    """A world did not answer recorded actions as it did when they were recorded."""
+    """An environment did not reproduce the recorded observations when recorded actions were replayed."""
 
 
 class JudgeFailure(PerturnError):
-    """A judge gave no rating of an episode, or of one of its turns."""
+    """A judge returned no rating for an episode, or for one of its turns."""
 
 
 class WorldLost(EnvironmentFailure):
-    """A world's process died or ran into a time limit; its episode may be played again."""
+    """The process of an environment died or exceeded a time limit. Its episode may be repeated."""
 
 
 class BystanderLost(WorldLost):
-    """A world died because a process that it shared died, not because of its own action."""
+    """An environment was lost because a shared process died, and not because of its own action."""
 
 
 class EngineFailure(PerturnError):
-    """An inference engine could not answer."""
+    """An inference engine could not answer a prompt."""
 
 
 class ContextFull(EngineFailure):
-    """A conversation leaves no room for an answer in the model's context."""
+    """A conversation fills the model's context, so there is no room for an answer."""
 
 
 class RunError(PerturnError):
@@ -79,27 +79,27 @@ class RunError(PerturnError):
 
 
 class StorageError(RunError):
-    """A file cannot be written: the disk is full, read-only or broken."""
+    """A file cannot be written, for example because the disk is full or read-only."""
 
 
 class InUseError(RunError):
-    """Another process works in the run folder."""
+    """Another process is using the run folder."""
 
 
 class BudgetError(RunError):
-    """The budget of a run is spent; all that was recorded is kept."""
+    """The budget of a run is spent. All records are kept."""
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the known word that is most like a word, if one is like it.
+    """Return the known word that is most similar to a word; None if no known word is similar enough.
 
-    Upper and lower case, `_`, `-` and spaces count as equal. Sections that all dotted keys share are not compared:
+    Case is ignored, and `_`, `-` and spaces count as equal. A section that all dotted keys share is not compared, since
     otherwise any two keys of a deep section would be similar.
 
     Args:
-        word: Such as `align.loss.nam`.
-        known: Such as the keys of that section.
-        cutoff: Least share of characters that both have in common, from 0 to 1.
+        word: Word of the user, such as `align.loss.nam`.
+        known: Known words, such as all keys of the section `align.loss`.
+        cutoff: Minimum similarity of the two words, in [0, 1]; see `difflib.get_close_matches`.
     """
     known = list(known)
     section = word[: word.rfind(".") + 1]
@@ -123,7 +123,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def check_known(word: object, known: Collection[str], says: str, remedy: str = "") -> None:
-    """Raise unless a word is known; the message names the fault and lists the known words.
+    """Raise an error unless a word is known.
+
+    Args:
+        word: The word.
+        known: All known words.
+        says: Beginning of the message, such as `unknown split 'tset'`.
+        remedy: End of the message, which says what to do.
 
     Raises:
         ConfigError: Such as `unknown split 'tset'. Did you mean 'test'? Known: test, train.`
@@ -133,30 +139,30 @@ def check_known(word: object, known: Collection[str], says: str, remedy: str = "
 
 
 def check_free(word: str, taken: Collection[str], says: str, remedy: str) -> None:
-    """Raise if a name is taken.
+    """Raise an error if a name is taken.
 
     Args:
         word: The name.
-        taken: Names that others have.
-        says: Who gives the name.
-        remedy: What to do.
+        taken: Names that are in use.
+        says: Beginning of the message, such as `package x adds to perturn.losses the name`.
+        remedy: End of the message, which says what to do.
 
     Raises:
-        ConfigError: Such as `package x adds 'sft' to perturn.losses, and that name is taken. Rename it.`
+        ConfigError: Such as `package x adds to perturn.losses the name 'sft', and that name is taken. Rename it.`
     """
     if word in taken:
         raise ConfigError(f"{says} {word!r}, and that name is taken.{_then(remedy)}")
 
 
 def check_fit(fits: object, name: str, must: str, got: object, remedy: str = "") -> None:
-    """Raise unless a value is what its setting, or its caller, must be given.
+    """Raise an error unless a value meets a requirement.
 
     Args:
-        fits: Whether it is.
-        name: The setting, the argument, or who returned the value.
-        must: What it must be, such as `be >= 0` or `have a list for each key`.
-        got: The value, or the part of it that does not fit.
-        remedy: A sentence that says what to do, where `must` does not.
+        fits: Whether the value meets the requirement.
+        name: Name of the setting or argument, or of the function that returned the value.
+        must: The requirement, such as `be >= 0` or `have a list for each key`.
+        got: The value, or the part of the value that does not meet the requirement.
+        remedy: Sentence that says what to do, if `must` does not say it.
 
     Raises:
         ConfigError: Such as `limit must be >= 0, got -1.`
@@ -166,13 +172,13 @@ def check_fit(fits: object, name: str, must: str, got: object, remedy: str = "")
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise unless a value is of a type.
+    """Raise an error unless a value has a type.
 
     Args:
-        name: The argument or setting.
-        value: What was given.
-        kind: A class, a union of classes, or an abstract class such as `Callable`.
-        expected: The type in words.
+        name: Name of the argument or setting.
+        value: The value.
+        kind: Expected type: a class, a union of classes, or an abstract class such as `Callable`.
+        expected: Expected type in words, for the message.
 
     Raises:
         ConfigError: Such as `sampling must be a perturn.types.Sampling, got 1.0.`
@@ -181,13 +187,13 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def required(value: T | None, name: str, reader: str, remedy: str) -> T:
-    """Return a value, or raise if it is missing.
+    """Return a value, or raise an error if the value is missing.
 
     Args:
         value: The value; None: it is missing.
-        name: The setting, option or file.
-        reader: The clause that says who reads it.
-        remedy: What to do.
+        name: Name of the setting, option or file.
+        reader: Clause that says which part needs the value, such as `this stage plays in it`.
+        remedy: Clause that says what to do.
 
     Raises:
         ConfigError: Such as `environment is missing, and this stage plays in it; set it in the recipe.`
@@ -198,13 +204,13 @@ def required(value: T | None, name: str, reader: str, remedy: str) -> T:
 
 
 def check_belongs(given: Mapping[str, object], there: object, owner: str, remedy: str) -> None:
-    """Raise if settings are given without what they belong to.
+    """Raise an error if settings are given without the option that they belong to.
 
     Args:
-        given: Values by the names of the settings; None, False and empty values are not given, and 0 is.
-        there: Whether what they belong to is there.
-        owner: What they belong to.
-        remedy: What to do.
+        given: Name -> value of the settings. None, False and empty values count as not given; 0 counts as given.
+        there: Whether the option is given.
+        owner: Name of the option, such as `--to hub`.
+        remedy: Clause that says what to do.
 
     Raises:
         ConfigError: Such as `--repo and --private belong to --to hub; add it, or leave them out.`
@@ -218,14 +224,14 @@ def check_belongs(given: Mapping[str, object], there: object, owner: str, remedy
 def check_provided(
     reader: str, needs: Iterable[str], provides: Collection[str], owner: str, remedy: str
 ) -> None:
-    """Raise if something is needed that its owner does not provide.
+    """Raise an error if a part needs something that its provider does not have.
 
     Args:
-        reader: Who needs it.
-        needs: What it needs.
-        provides: What there is.
-        owner: Who would provide it.
-        remedy: What to do, such as to take another owner.
+        reader: Part that needs something, such as `credit Mine`.
+        needs: Names of the needed things.
+        provides: Names of the provided things.
+        owner: Provider, such as `training`.
+        remedy: Clause that says what to do, such as to choose another provider.
 
     Raises:
         ConfigError: Such as `credit Mine needs values, which training does not provide; give rows with weights.`
@@ -235,7 +241,7 @@ def check_provided(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as a list in a sentence: `a`, `a and b`, `a, b and c`."""
+    """Join names to a list within a sentence: `a`, `a and b`, or `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
@@ -244,10 +250,10 @@ def _then(remedy: str) -> str:
 
 
 def check_none(faults: Iterable[str | None]) -> None:
-    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are not faults.
+    """Raise an error with the first fault. None and "" are no faults; the iterable is read up to the first fault.
 
     Raises:
-        ConfigError: With the first fault.
+        ConfigError: With the text of the first fault.
     """
     for fault in filter(None, faults):
         raise ConfigError(fault)
@@ -255,15 +261,15 @@ def check_none(faults: Iterable[str | None]) -> None:
 
 @contextmanager
 def within(where: str, *kinds: type[Exception], after: str = "") -> Iterator[None]:
-    """Put a place before the text of each `ConfigError`; a `ValueError` on settings becomes one.
+    """Add a location to the text of each `ConfigError`, and turn a `ValueError` into a `ConfigError`.
 
     Args:
-        where: The place, or the failed operation.
-        kinds: Further exceptions that mean a wrong setting here.
-        after: What to do, after the text.
+        where: Text before the message: the location, or the failed operation.
+        kinds: Further exceptions to turn into a `ConfigError`.
+        after: Text after the message, such as a remedy.
 
     Raises:
-        ConfigError: With the place and the text.
+        ConfigError: With the location and the text of the error.
     """
     caught: tuple[type[Exception], ...] = (ConfigError, ValueError, *kinds)
     try:
@@ -273,7 +279,7 @@ def within(where: str, *kinds: type[Exception], after: str = "") -> Iterator[Non
 
 
 def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
-    """Return refused things in groups whose reasons differ in numbers and names alone, by the first of each."""
+    """Group rejected items whose reasons differ only in numbers and quoted names; keep the order of first items."""
     groups: dict[str, list[T]] = {}
     for one in refused:
         groups.setdefault(_VARIES.sub("", reason(one)), []).append(one)
@@ -281,11 +287,14 @@ def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]
 
 
 def refusal(name: str, refused: Sequence[tuple[int | str, str]], unit: str = "row") -> str:
-    """Say which rows of a dataset are rejected.
+    """Return a message that says which rows of a dataset are rejected, and why.
 
-    Each reason has its first row, the number of rows, and the first message.
+    For each reason, the message has the first rows, the number of further rows, and the text for the first row.
 
-    Places of rows are numbers of a unit, such as `row` or `line`.
+    Args:
+        name: Name of the dataset.
+        refused: Row number or position, and reason, of each rejected row.
+        unit: Unit of the row numbers, such as `row` or `line`.
     """
     groups = by_reason(refused, lambda row: row[1])
     found = []

@@ -1,4 +1,4 @@
-"""Group: the trajectories of one task and one policy, which a credit compares."""
+"""Group of trajectories of one task and one policy, which a credit compares."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from perturn.types import Task, Trajectory, score
 
 @dataclass(frozen=True)
 class Group(Sequence[Trajectory]):
-    """The trajectories of one task and one policy, in the order of their samples; `groups_of` makes it."""
+    """Trajectories of one task and one policy, in the order of their sample numbers; see `groups_of`."""
 
     trajectories: tuple[Trajectory, ...]
-    """At least one."""
+    """Trajectories of the group, at least one."""
     indices: tuple[int, ...]
-    """Index of each in the list that was grouped [trajectories]."""
+    """Index of each trajectory in the list from which the groups were made [trajectories]."""
 
     @property
     def task(self) -> Task:
-        """Their task."""
+        """Task of the group."""
         return self.trajectories[0].task
 
     @property
@@ -30,12 +30,12 @@ class Group(Sequence[Trajectory]):
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Total reward of each, 0 where it FAILED, in units of reward [trajectories]."""
+        """Total reward of each trajectory, in units of reward; 0 if it FAILED [trajectories]."""
         return tuple(map(score, self.trajectories))
 
     @property
     def branches(self) -> tuple[Trajectory, ...]:
-        """Members that resume another episode at one of its turns."""
+        """Trajectories that branch from another episode at one of its turns."""
         return tuple(one for one in self.trajectories if one.origin is not None)
 
     @overload
@@ -45,7 +45,7 @@ class Group(Sequence[Trajectory]):
     def __getitem__(self, index: slice) -> tuple[Trajectory, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Trajectory | tuple[Trajectory, ...]:
-        """Return one trajectory, or several."""
+        """Return the trajectory at an index, or a tuple of trajectories for a slice."""
         return self.trajectories[index]
 
     def __len__(self) -> int:
@@ -54,7 +54,10 @@ class Group(Sequence[Trajectory]):
 
 
 def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """Return the groups, tasks and samples in the order of their keys, whatever order the trajectories come in."""
+    """Group trajectories by task and policy.
+
+    The order of the input does not matter: groups are sorted by task id, and their trajectories by sample number.
+    """
     found: dict[tuple[str, str], list[tuple[int, Trajectory]]] = {}
     for index, one in sorted(enumerate(trajectories), key=lambda each: each[1].key):
         found.setdefault((one.task.id, one.policy), []).append((index, one))

@@ -1,4 +1,4 @@
-"""Requests for quantities by entries of a table: a name, or a name with the settings of the quantity."""
+"""Requests for quantities, such as log-probabilities under the reference, by credits and other table entries."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ if TYPE_CHECKING:
 N = TypeVar("N", bound="Need")
 
 Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
-"""Rewards that count, of each turn `[trajectories][turns]`, such as `perturn.credit.returns.Return`."""
+"""Function from trajectories to the reward of each turn `[trajectories][turns]`, such as
+`perturn.credit.returns.Return`."""
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
-"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V predicts
-`[trajectories][turns][tokens]`. It covers as many first tokens of each turn as V is read at; NaN: not known."""
+"""Function from trajectories, and the number of tokens of each turn `[trajectories][turns]`, to the regression targets
+of V `[trajectories][turns][tokens]`. The number of targets of a turn is the number of its first tokens at which V is
+computed; NaN: not known."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A request for a quantity, by its name in `QUANTITIES`, or as `module:Class`.
+    """Request for a quantity, by its name in `QUANTITIES` or as `module:Class`.
 
-    The settings of the quantity are fields of a subclass. A name alone requests a quantity with its defaults.
+    A quantity with settings has a subclass with one field per setting. A name alone requests the default settings.
     """
 
     name: ClassVar[str]
 
 
 Needs = tuple[str | Need, ...]
-"""Needs of an entry: names and requests, at most one for each quantity."""
+"""Quantities that an entry needs: names and requests, at most one per quantity."""
 
 SENSES = ("shortest", "searching")
-"""How far an episode is from a success, with full knowledge of the world or by searching."""
+"""Measure of the distance to a success. shortest: the shortest path, with full knowledge of the environment. searching:
+the path of the environment's expert, who knows only the observations."""
 
 
 def keyword(name: str) -> str:
-    """Return the keyword by which a quantity is given: `tool_matches` for `tool-matches`, `Mine` for `module:Mine`."""
+    """Return the keyword argument of a quantity: `tool_matches` for `tool-matches`, `Mine` for `module:Mine`."""
     return name.rpartition(":")[2].replace("-", "_")
 
 
@@ -52,12 +55,12 @@ def names_of(needs: Iterable[str | Need]) -> frozenset[str]:
 
 
 def keywords(needs: Iterable[str | Need]) -> frozenset[str]:
-    """Return the keywords by which the requested quantities are given."""
+    """Return the keyword arguments of the requested quantities."""
     return frozenset(keyword(name_of(need)) for need in needs)
 
 
 def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
-    """Return the request of a type that is among the needs; None: none is. A name alone requests the defaults."""
+    """Return the request of a type among the needs, with default settings if the need is a name; None: no request."""
     found = next((need for need in needs if name_of(need) == kind.name), None)
     return found if found is None or isinstance(found, kind) else kind()
 
@@ -71,7 +74,7 @@ def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
 class Reference(Need):
     """Log-probabilities of the tokens of each turn under the reference policy, in nats.
 
-    Given as `reference`, `[trajectories][turns]`, each [tokens].
+    The credit gets them as argument `reference`: `[trajectories][turns]`, each a tensor [tokens].
     """
 
     name: ClassVar[str] = "reference"
@@ -79,62 +82,63 @@ class Reference(Need):
 
 @dataclass(frozen=True)
 class Distance(Need):
-    """Actions that the way to a success still takes around each turn, as measured by the environment.
+    """Number of actions to a success before and after each turn, as measured by the environment.
 
-    It is measured into `Turn.remaining`. It is given as `distance`, the distance of each turn `[trajectories][turns]`.
+    The measurement is stored in `Turn.remaining`. The credit gets it as argument `distance` `[trajectories][turns]`.
     """
 
     name: ClassVar[str] = "distance"
     sense: str = "shortest"
-    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only the observations."""
+    """Measure of the distance, one of SENSES."""
 
 
 @dataclass(frozen=True)
 class Values(Need):
-    """V at the first tokens of each turn, by a head on hidden states that is fitted on other episodes.
+    """V at the first tokens of each turn, from a head on hidden states that is fitted on other episodes.
 
-    Given as `values`, in units of reward `[trajectories][turns][tokens]`.
+    The credit gets it as argument `values`, in units of reward `[trajectories][turns][tokens]`.
     """
 
     name: ClassVar[str] = "values"
     targets: Targets
-    """Targets that V is fitted to."""
+    """Regression targets of V."""
 
 
 @dataclass(frozen=True)
 class Answer(Need):
-    """Mean log-probability of the tokens of the task's gold answer before each turn and after the last one.
+    """Mean log-probability of the tokens of the task's gold answer, before each turn and after the last turn.
 
-    Given as `answer`, in nats `[trajectories][turns + 1]`; NaN: not known. Tasks hold their gold answer as a text in
-    `data["answer"]`.
+    The credit gets it as argument `answer`, in nats `[trajectories][turns + 1]`; NaN: not known. A task has its gold
+    answer as a text in `data["answer"]`.
     """
 
     name: ClassVar[str] = "answer"
     last_gain: bool = True
-    """Whether the policy is asked after the last turn too; else that entry is NaN."""
+    """Whether to compute the log-probability after the last turn too. False: the last entry is NaN."""
 
 
 @dataclass(frozen=True)
 class Progress(Need):
-    """Log-probabilities of the tokens of each turn under a policy that has learned, in nats.
+    """Log-probabilities of the tokens of each turn under a trained policy, in nats.
 
-    Given as `progress`, `[trajectories][turns]`, each [tokens].
+    The credit gets them as argument `progress`: `[trajectories][turns]`, each [tokens].
     """
 
     name: ClassVar[str] = "progress"
     checkpoint: str | None = None
-    """The policy: one of the run, a folder or a Hub id. None: the policy that acted, or the reward model."""
+    """Trained policy: a policy of the run, a folder, or a Hub id. None: the policy that acted, or the reward model."""
     reward_model: bool = False
-    """Whether, without a checkpoint, it is the reward model that the run trains in each iteration."""
+    """If there is no checkpoint, whether the policy is the reward model that the run trains in each iteration."""
 
 
 @dataclass(frozen=True)
 class BranchReturns(Need):
-    """Mean return of the episodes that branch off before each turn, from there on.
+    """Mean return of the branches that start at each turn, from this turn on.
 
-    Given as `branch_returns`, in units of reward `[trajectories][turns]`; NaN where none does.
+    The credit gets it as argument `branch_returns`, in units of reward `[trajectories][turns]`; NaN if no branch starts
+    at the turn.
     """
 
     name: ClassVar[str] = "branch-returns"
     returns: Returns | None = None
-    """Rewards that count; None: as recorded."""
+    """Function from trajectories to the rewards to count; None: the recorded rewards."""

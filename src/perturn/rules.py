@@ -1,4 +1,4 @@
-"""Rules of an episode: its protocol with decoding, worked example and control of turns."""
+"""Rules of an episode: the protocol with its decoding settings, worked example and turn limits."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _COUNT = Bound(least=1, most=10**9)
 
 @dataclass(frozen=True)
 class TurnControl:
-    """A turn limit that the policy is told about, and extensions for episodes that need them.
+    """Turn limit that the policy is told about, with extensions for episodes that need more turns.
 
     Source: "More with Less: An Empirical Study of Turn-Control Strategies for Efficient Coding Agents", 2025,
     arXiv:2510.16786, abstract: a fixed limit with reminders, and extensions on demand.
-    Differs: the condition for an extension, the number of extensions and the text for the agent are our assumptions.
+    Differs: the condition for an extension, the number of extensions and the text for the agent are Perturn's choices.
     """
 
     limit: Annotated[int, _COUNT] | None = None
-    """Turns of an episode before any extension, whatever its kind of task; None: as in the protocol."""
+    """Turn limit before any extension, for all kinds of tasks; None: the limits of the protocol."""
     reminder: bool = True
     """Whether each observation ends with the number of turns left, and mentions an extension."""
     extend: Annotated[int, _COUNT] | None = None
-    """Turns of an extension, for an episode that has no turns left; None: no extensions."""
+    """Number of turns that an extension adds when an episode reaches its limit; None: no extensions."""
     times: Annotated[int, _COUNT] = 1
-    """Extensions of an episode, at most."""
+    """Maximum number of extensions of an episode."""
     progress: Annotated[int, _COUNT] | None = 5
-    """An episode is extended if one of its last turns made progress: a reward above 0, or a valid action with an
-    observation that is new in this episode. None: each episode that has not ended is extended."""
+    """Number of last turns that are checked for progress; an extension needs progress in one of them. A turn makes
+    progress by a reward above 0, or by a valid action with an observation that is new in this episode. None: every
+    unfinished episode is extended."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -55,10 +56,10 @@ class TurnControl:
 
 
 def check_example(example: Sequence[Mapping[str, Any]]) -> None:
-    """Reject a worked example that an observation cannot follow.
+    """Check the messages of a worked example, which must begin with the user and end with the assistant.
 
     Raises:
-        ValueError: With the allowed values.
+        ValueError: If the example is malformed; the message names the allowed values.
     """
     for index, message in enumerate(example):
         if message.get("role") not in ("user", "assistant", "tool") or not isinstance(
@@ -76,13 +77,14 @@ def check_example(example: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Decoding settings of actions."""
+    """Decoding settings for actions."""
 
     temperature: Annotated[float, Bound(least=0)] = 0.0
-    """0 is greedy."""
+    """Sampling temperature, without unit; >= 0. 0: greedy decoding."""
     top_p: Annotated[float, Bound(above=0, most=1)] = 1.0
+    """Probability mass of nucleus sampling, in (0, 1]. 1: all tokens."""
     max_new_tokens: Annotated[int, Bound(least=1)] = 64
-    """Token limit of one action, the end-of-turn token included."""
+    """Maximum number of tokens of one action, including the end-of-turn token."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -90,52 +92,52 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SimulatedUser:
-    """A model that plays the user, where an environment asks for the user's turn."""
+    """Model that plays the user when an environment asks for the user's turn."""
 
     model: str
-    """Its name."""
+    """Name of the model."""
     prompt: str | None = None
-    """System text of the user's model; `{instructions}` is replaced by the environment's instructions; None: the
-    instructions alone."""
+    """System text of the user's model, in which `{instructions}` is replaced by the environment's instructions. None:
+    the instructions alone."""
 
     def system(self, instructions: str) -> str:
         """Return the system text of the user's model.
 
         Args:
-            instructions: Of the environment.
+            instructions: Instructions of the environment for the user.
         """
         return instructions if self.prompt is None else self.prompt.replace("{instructions}", instructions)
 
 
 @dataclass(frozen=True)
 class EpisodeProtocol:
-    """The rules an episode is played by; scores are comparable only under equal rules."""
+    """Rules of an episode. Scores are comparable only under equal rules."""
 
     name: str
     format: str = "react"
-    """How an action is written: `react`, `action`, `plain` or `tools` (see `formats.py`)."""
+    """Format of an action: `react`, `action`, `plain` or `tools` (see `formats.py`)."""
     system: str = ""
-    """System text, before the format's instruction."""
+    """System text before the instructions of the format."""
     max_turns: int = 30
     """Turn limit of a task whose kind is not in `max_turns_by_kind`."""
     max_turns_by_kind: Mapping[str, int] = field(default_factory=dict)
     example: tuple[Message, ...] = ()
-    """A worked example: messages of user and assistant between the system text and the first observation. Its
-    actions are written in `format`."""
+    """Worked example: messages of user and assistant between the system text and the first observation. Its actions
+    are written in `format`."""
     history: int | None = None
-    """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
+    """Number of earlier turns shown at each turn, besides the observation that poses the task; None: all."""
     suffix: str = ""
-    """Text on its own line after the observation that poses the task, such as what is asked for."""
+    """Text on its own line after the observation that poses the task, such as a question."""
     list_admissible: bool = False
     """Whether an observation ends with the commands that the environment accepts, if it lists them. In a shortened
-    history, only the newest observation does."""
+    history, only the newest observation lists them."""
     sampling: Sampling | None = None
-    """Decoding of published scores under this protocol; evaluation uses it unless a recipe sets its own. None: the
-    protocol does not fix it."""
+    """Decoding settings of published scores under this protocol. Evaluation uses them unless a recipe sets others.
+    None: the protocol sets none."""
     turns: TurnControl | None = None
-    """A turn limit that replaces the limits above, reminders of it, and extensions. None: there are none."""
+    """Turn limit that replaces the limits above, with reminders and extensions. None: no reminders or extensions."""
     user: SimulatedUser | None = None
-    """The model that plays the user, where an environment asks for the user's turn. None: its script does."""
+    """Model that plays the user when an environment asks for the user's turn. None: a script of the environment."""
 
     def __post_init__(self) -> None:
         for name in ("system", "suffix"):

@@ -1,4 +1,4 @@
-"""A table: entries by name, of the core and those that packages add through entry points, as `perturn.methods` is."""
+"""Tables of named entries: built-in entries, and entries that installed packages add through entry points."""
 
 from __future__ import annotations
 
@@ -21,54 +21,58 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ALIKE = 0.85
-"""Least likeness of a misspelt name, from 0 to 1: `expert` and `experts` have 0.92, `expert` and `export` 0.83."""
+"""Minimum similarity of a name that counts as misspelt, in [0, 1]. For example, `expert` and `experts` have a
+similarity of 0.92, and `expert` and `export` of 0.83."""
 
 
 class Table(Mapping[str, T], Generic[T]):
-    """Entries by name, each loaded when it is asked for.
+    """Mapping from a name to an entry. An entry is loaded when it is first looked up.
 
-    A package adds one with, in its `pyproject.toml`:
+    A package adds an entry in its `pyproject.toml`:
 
         [project.entry-points."perturn.losses"]
         my-loss = "my_package.my_loss:MyLoss"
     """
 
     def __init__(self, group: str, own: Mapping[str, T | str]) -> None:
-        """Hold our entries.
+        """Make a table of built-in entries.
 
         Args:
-            group: Group of the entry points that add to the table.
-            own: Our entries by name, or where they are, as `module:object`, if loading them costs something.
+            group: Group of entry points that add entries to the table.
+            own: Name -> built-in entry, or its location as `module:object` if it is slow to load.
         """
         self.group = group
         self._own = own
 
     @cached_property
     def _foreign(self) -> dict[str, EntryPoint]:
-        """Entries of `perturn.methods`, and of other installed packages."""
+        """Name -> entry point, for the entries of `perturn.methods` and of other installed packages.
+
+        The entry points of Perturn come first. If two packages add one name, the error then names the other package.
+        """
         found: dict[str, EntryPoint] = {}
         for point in sorted(
             _entry_points(group=self.group), key=_is_ours, reverse=True
-        ):  # of two, another is to blame
+        ):  # Perturn's entries first
             says = f"{_package(point)} adds to {self.group} the name"
             check_free(point.name, [*self._own, *found], says, "Rename it, or uninstall the package.")
             found[point.name] = point
         return found
 
     def __getitem__(self, name: str) -> T:
-        point = self._foreign.get(name)  # read even for ours, so that a name that two have is refused
+        point = self._foreign.get(name)  # also checks that no package adds the name of a built-in entry
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
         try:
             return cast(T, point.load())
         except Exception:
-            # The package's name is read from a file, which takes longer than to load an entry again.
+            # Reading the package's name from a file takes longer than loading an entry, so it happens only on an error.
             with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
                 raise
 
     def target(self, name: str) -> str:
-        """Return where an entry is, as `module:object`; empty if it is an object already."""
+        """Return the location of an entry as `module:object`; empty if the table holds the object itself."""
         point = self._foreign.get(name)
         entry = self._own[name] if point is None else point.value
         return entry if isinstance(entry, str) else ""
@@ -85,12 +89,12 @@ class Table(Mapping[str, T], Generic[T]):
 
 
 def name_of(entries: Mapping[str, Any], kind: type) -> str:
-    """Return the name under which a table has a class.
+    """Return the name of a class in a table.
 
-    The entry that lies where the class does is loaded first, and usually no other one is.
+    Entries with the location of the class are compared first, so usually no other entry is loaded.
 
     Raises:
-        ConfigError: If the table has no such class.
+        ConfigError: If the class is not in the table.
     """
     names, first = list(entries), ("", f"{kind.__module__}:{kind.__qualname__}")
     if isinstance(entries, Table):
@@ -105,28 +109,28 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
 
 
 def locate(where: str) -> Any:
-    """Return the object that `module:object` names, loaded when it is asked for.
+    """Import and return the object at the location `module:object`.
 
-    So an entry that is slow to load, such as one with torch, is a line of data until it is needed.
+    Tables store such locations for entries that are slow to import, for example because they import torch.
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
 
 
 def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
-    """Reject a class with a public attribute that is never read, since its name is misspelt or belongs in `traits`.
+    """Reject a class with a public attribute whose name is misspelt, or is the name of a trait.
 
-    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks the
-    name that was meant, so that `steps` next to `step` is allowed.
+    Nothing would read such an attribute. Dataclass fields are settings, and may have any name. A name counts as
+    misspelt only if the class lacks the intended name, so `steps` next to `step` is allowed.
 
     Args:
-        entry: The class of the entry.
-        kind: What the entry is, for the message, such as `credit`.
-        known: Names that an attribute may have: the members of the table's protocol.
-        traits: Dataclass of the traits, which are set in `traits` and not as attributes.
+        entry: Class of the entry.
+        kind: Kind of the entry, such as `credit`, for the message.
+        known: Allowed names of attributes: the members of the table's protocol.
+        traits: Dataclass of the traits, which belong in `traits` and not among the attributes.
 
     Raises:
-        ConfigError: If there is such an attribute.
+        ConfigError: If the class has such an attribute.
     """
     settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
     public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
@@ -144,10 +148,10 @@ def check_members(entry: object, members: Iterable[str], kind: str, protocol: st
     """Reject an entry that lacks a member of its protocol.
 
     Args:
-        entry: The entry, made with its settings.
-        members: Names of the members.
-        kind: What the entry is, such as `loss`.
-        protocol: Where the protocol is defined.
+        entry: Instance of the entry.
+        members: Names of the required members.
+        kind: Kind of the entry, such as `loss`, for the message.
+        protocol: Location of the protocol, for the message.
 
     Raises:
         ConfigError: Such as `loss Mine must have 'rewards', and has none; see perturn.losses.Loss.`
@@ -160,10 +164,10 @@ def check_members(entry: object, members: Iterable[str], kind: str, protocol: st
 
 
 def at_defaults(entry: Callable[..., T]) -> T | None:
-    """Return an entry with its default settings; None where a setting has no default.
+    """Return an entry made with its default settings; None if a setting has no default.
 
     Raises:
-        ConfigError: If the class raises.
+        ConfigError: If the class raises an error.
     """
     settings = signature(entry).parameters.values()
     if any(each.default is each.empty for each in settings):
@@ -174,15 +178,15 @@ def at_defaults(entry: Callable[..., T]) -> T | None:
 
 @contextmanager
 def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Run code of others: an exception becomes a `ConfigError` with its type and its text.
+    """Run third-party code; turn an exception into a `ConfigError` with the type and text of the exception.
 
     Args:
-        says: What cannot be done.
-        remedy: What to do, after the text.
-        passes: Exceptions that are passed on unchanged.
+        says: Beginning of the message, which says what failed.
+        remedy: End of the message, which says what to do.
+        passes: Exceptions to re-raise unchanged.
 
     Raises:
-        ConfigError: In one line, such as `credit 'mine' cannot be measured: TypeError: no number.`
+        ConfigError: One line, such as `credit 'mine' cannot be measured: TypeError: no number.`
     """
     try:
         yield
@@ -195,12 +199,12 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
 
 @contextmanager
 def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Make an entry, whose class may be of another package: an exception becomes a `ConfigError` that names the class.
+    """Make an entry whose class may be third-party; turn an exception into a `ConfigError` that names the class.
 
     Args:
-        entry: Its class.
-        before: Beginning of the message.
-        passes: Exceptions that are passed on unchanged.
+        entry: Class of the entry.
+        before: Text before the name of the class in the message.
+        passes: Exceptions to re-raise unchanged.
 
     Raises:
         ConfigError: Such as `my_package.Mine cannot be made: KeyError: 'x'. Correct its class.`
@@ -211,23 +215,29 @@ def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = (
 
 
 def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:
-    """Raise an error about a missing optional library that names the extra and the part that needs it.
+    """Raise an error if an optional library is missing, with the command that installs it.
+
+    Args:
+        package: Import name of the library.
+        who: Part of Perturn that needs the library, for the message.
+        extra: Extra of Perturn that installs the library.
+        otherwise: End of the message, such as another remedy.
 
     Raises:
-        ConfigError: If it is missing.
+        ConfigError: If the library is missing.
     """
     if find_spec(package) is None:
         raise ConfigError(f'{who} needs {package}; run: pip install "perturn[{extra}]"{otherwise}')
 
 
 def package_of(group: str, name: str) -> str | None:
-    """Return the installed package that adds an entry to a group, which is not loaded for that; None for ours."""
+    """Return the name of the third-party package that adds an entry, without loading the entry; None: no package."""
     found = (point.dist for point in _entry_points(group=group, name=name) if not _is_ours(point))
     return next((package.name for package in found if package is not None), None)
 
 
 def missing_methods() -> str:
-    """Return a sentence for errors where the entries of `perturn.methods` cannot be found; empty if they can."""
+    """Return a sentence for error messages if the entries of `perturn.methods` are not installed; empty if they are."""
     if any(map(_is_ours, _entry_points(group="perturn.credits"))):
         return ""
     return (
@@ -237,22 +247,22 @@ def missing_methods() -> str:
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    """Return whether an entry point is one of our own distribution, by its module."""
+    """Return whether an entry point belongs to Perturn, by the name of its module."""
     return point.value.startswith("perturn.")
 
 
 def _package(point: EntryPoint) -> str:
-    """Return the package that an entry point came with."""
+    """Return the package of an entry point, in words."""
     return f"package {point.dist.name}" if point.dist else "a package"
 
 
 def _entry_points(**wanted: str) -> EntryPoints:
-    """Return entry points of installed packages."""
+    """Return the entry points of installed packages that match a group or a name."""
     found: EntryPoints = _installed(tuple(sys.path)).select(**wanted)
     return found
 
 
 @lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> Any:
-    """Return all entry points that are found on a path; to look for them takes some 35 ms."""
+    """Return all entry points on the import path. The search takes about 35 ms, so its result is cached."""
     return locate("importlib.metadata:entry_points")()

@@ -1,6 +1,6 @@
-"""Traits of environments and engines, and the signature of an environment's ability.
+"""Traits of environments and engines, and the signatures of optional methods of environments.
 
-Standard library alone.
+The module imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Literal
 from perturn.errors import check_free, check_type
 
 Form = Literal["task", "actions", "turns", "plain"]
-"""How a value is sent to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
-texts, None, and lists and dicts of them."""
+"""Form in which a value is sent to another process or node. task: a `Task`. actions: a list of texts. turns: a list of
+(thought, action) pairs. plain: numbers, texts, None, and lists and dicts of these."""
 _OWN = {"name", "tasks", "reset", "step", "close", "declared", "played", "traits"}
-"""Names that an ability cannot have."""
+"""Names of the members that every environment has. An optional method cannot have such a name."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
 class Ability:
-    """The signature of an optional method of an environment, by which its calls are sent to another process or node."""
+    """Signature of an optional method of an environment, used to send its calls to another process or node."""
 
     takes: tuple[Form, ...]
     """Forms of the arguments, in order."""
@@ -31,33 +31,35 @@ class Ability:
     or_none: bool = False
     """Whether the result may also be None."""
     crosses: bool = True
-    """Whether the method can be called in a world in another process or on another node."""
+    """Whether the method can be called on an environment in another process or on another node."""
 
 
 @dataclass(frozen=True)
 class EnvironmentTraits:
-    """Traits of an environment, in its class attribute `traits`."""
+    """Traits of an environment, set in its class attribute `traits`."""
 
     in_process: bool = False
-    """Whether running a world in a process has only costs. Its simulator then runs in its own process anyway, or it is
-    Python code of this package, which waits for nothing and whose worlds share their data."""
+    """Whether the environment runs best inside the loop's process. This holds if its simulator has its own process, or
+    if it is Python code of this package that never waits and shares data between its objects."""
     protocol: str | None = None
-    """Named protocol of published scores on the environment."""
+    """Name of the protocol under which scores on the environment were published."""
     distributions: tuple[str, ...] = ()
-    """Installed packages that its results depend on; the run's manifest keeps their versions."""
+    """Installed packages on which results depend; the manifest of a run records their versions."""
     reads: Paths | Callable[[Mapping[str, Any]], Paths] | None = None
-    """Files and folders that it reads besides those named in its settings, or a function from the settings to them. A
-    run keeps their digests, and rejects them when they change. None: the files that its code names."""
+    """Files and folders that the environment reads besides paths in its settings, or a function from the settings to
+    such paths. A run records their digests, and stops with an error if a file changes. None: the files named in the
+    environment's code."""
     answer_action: str | None = None
-    """The action that gives an answer, such as `finish[{answer}]`. Each task then has its gold answer as a text in
-    `data["answer"]`, and credits may ask how likely the policy finds it."""
+    """Action that gives an answer, such as `finish[{answer}]`. Each task then has its gold answer as a text in
+    `data["answer"]`, and a credit may request the likelihood of this answer."""
     adapts: bool = False
-    """Whether `played` holds a user's object with another interface, whose class may declare rules."""
+    """Whether the environment wraps a user's object with another interface, in the attribute `played`. The class of
+    this object may declare rules."""
     plays_itself: bool = False
-    """Whether its episodes are programs that it plays by itself, with `play(job, protocol, policy)`, a generator like
-    `perturn.episodes.episode.episode`. Its episodes cannot be resumed, and its worlds live in the loop's process."""
+    """Whether the environment plays its episodes itself, with a generator `play(job, protocol, policy)` like
+    `perturn.episodes.episode.episode`. Such episodes cannot be resumed, and run inside the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
-    """Optional methods of this class, by name, besides the methods of the table `ABILITIES`."""
+    """Name -> signature of the optional methods of this class, besides the methods in the table `ABILITIES`."""
 
     def __post_init__(self) -> None:
         for name in sorted(self.abilities):
@@ -67,38 +69,39 @@ class EnvironmentTraits:
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """Traits of an engine, in the attribute `traits` of its settings; a property if they depend on the settings."""
+    """Traits of an engine, set in the attribute or property `traits` of its settings class."""
 
     serves_checkpoints: bool
-    """Whether it can serve policies that we trained."""
+    """Whether the engine can serve policies trained in a run."""
     distributions: tuple[str, ...] = ()
-    """Installed packages that its answers depend on; the run's manifest keeps their versions."""
+    """Installed packages on which answers depend; the manifest of a run records their versions."""
     cache_gigabytes: float | None = None
-    """Its memory for keys and values, for `--dry-run`; None: not known."""
+    """Size of the KV cache in gigabytes, for `--dry-run`; None: not known."""
     gpu_share: float | None = None
-    """Share of a GPU that it holds while a policy is trained, for `--dry-run`; None: its model and the cache."""
+    """Share of GPU memory that the engine keeps during training, in [0, 1], for `--dry-run`; None: it is
+    computed from the sizes of its model and its cache."""
     adapter_rank: int = 0
-    """Largest rank of adapters that it serves as adapters, next to the base model; adapters of a higher rank are merged
-    for it."""
+    """Largest LoRA rank that the engine serves as an adapter next to the base model. Adapters of a higher rank are
+    merged into the model."""
     spending: str = "unknown"
-    """Most that it may spend, in words, for `--dry-run`."""
+    """Upper limit of the engine's spending, in words, for `--dry-run`."""
     computes_here: bool = False
-    """Whether it computes in this Python process, so that other work of the process waits for it."""
+    """Whether the engine computes in this Python process, which blocks other work of the process."""
     swaps_weights: bool = False
-    """Whether it is a `SwappingEngine`: it goes over to other weights in the middle of answers."""
+    """Whether the engine is a `SwappingEngine`, which can change its weights in the middle of an answer."""
     takes_models: bool = False
-    """Whether it is a `ModelTakingEngine`: it is given the weights of a trained model from memory."""
+    """Whether the engine is a `ModelTakingEngine`, which gets the weights of a trained model from memory."""
     prices: tuple[float, float] | None = None
-    """Price of a million tokens of prompts, and of answers; None: unknown."""
+    """Price of a million prompt tokens, and of a million answer tokens; None: unknown."""
     reads: str = "files"
-    """Form of the trained policies that it reads, as named by `BackendTraits.stores` of the backend."""
+    """Form of the trained policies that the engine reads, as named in `BackendTraits.stores` of the backend."""
 
 
 def traits_of(environment: Any) -> EnvironmentTraits:
-    """Return the traits of an environment or its class; a class without the attribute has the defaults.
+    """Return the traits of an environment or its class, or the default traits if it has no attribute `traits`.
 
     Raises:
-        ConfigError: If the attribute is something else.
+        ConfigError: If the attribute `traits` is not an `EnvironmentTraits`.
     """
     found = getattr(environment, "traits", EnvironmentTraits())
     expected = "a perturn.traits.EnvironmentTraits, or have another name if they are of the game"

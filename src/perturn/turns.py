@@ -1,4 +1,4 @@
-"""One turn of an episode: the policy's prompt, the action that answered it, and the turn that it follows."""
+"""Turn of an episode: an observation, the action that answered it, and the turn whose context it extends."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perturn.rules import Message
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
 OPENS = -1
-"""`Turn.follows` of a turn that follows no other: it opens its own sequence."""
+"""Value of `Turn.follows` for a turn that opens a new sequence of its episode."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Messages and tools before the observation of a turn that opens another sequence of an episode."""
+    """Messages and tools before the observation of a turn that opens a new sequence of an episode."""
 
     prompt: tuple[Message, ...] = ()
     """Messages before the observation, such as a system text. They never carry loss."""
@@ -33,22 +33,23 @@ class Action:
     """The policy's answer in one turn."""
 
     text: str
-    """The message content, without the end-of-turn token."""
+    """Content of the message, without the end-of-turn token."""
     token_ids: tuple[int, ...] | None = None
-    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that were recorded as text."""
+    """Token ids as sampled, including the end-of-turn token if it was sampled [tokens]. None if the action was recorded
+    as text."""
     logprobs: tuple[float, ...] | None = None
-    """Log-probability of each sampled id under the policy that sampled it, at temperature 1, in nats [tokens]."""
+    """Log-probability of each sampled id under the behavior policy, at temperature 1, in nats [tokens]."""
     ended: bool = True
-    """Whether the policy ended its turn itself, rather than being cut at a token limit."""
+    """Whether the policy ended its turn itself. False: the action was cut at a token limit."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Native tool calls, in the chat-template form."""
     candidates: tuple[int, ...] = ()
-    """Tokens of each candidate action, the chosen one included; empty if there was one candidate."""
+    """Number of tokens of each candidate action, including the chosen action; empty if there was one candidate."""
     reasoning: str = field(default="", metadata=SPARSE)
-    """Thought before the text, where it came in a separate field; a chat template writes both."""
+    """Reasoning before the text, if the engine returned it in a separate field. The chat template writes both."""
     versions: tuple[int, ...] = field(default=(), metadata=SPARSE)
-    """Version of the policy that sampled each id: the iteration that made it, 0 for the policy that the loop began with
-    [tokens]. Empty: one policy sampled all, or the versions are unknown."""
+    """Version of the policy that sampled each id: the iteration that trained this policy, or 0 for the initial policy
+    [tokens]. Empty: one policy sampled all ids, or the versions are unknown."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
@@ -77,36 +78,37 @@ class Turn:
     """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
     action: Action
     reward: float = 0.0
-    """Reward of this action from the environment, or from a judge that replaces it."""
+    """Reward of this action, from the environment or from a judge that replaces the environment's reward."""
     valid: bool = True
     """Whether the action could be parsed and the environment understood it."""
     state_key: str | None = None
-    """Key of the environment state the action was taken in; equal keys are the same state."""
+    """Key of the environment's state before the action. Equal keys mean the same state. None: not known."""
     recalled: tuple[Message, ...] | None = None
-    """The observation in the shortened history of later turns, if it differs there; None: it does not."""
+    """Form of the observation in the shortened history of later turns; None: the observation itself."""
     remaining: Remaining | None = None
-    """Turns left to a success before and after the action; None: not measured."""
+    """Number of turns to a success before and after the action; None: not measured."""
     trained: bool = field(default=True, metadata=SPARSE)
     """Whether training may put loss on the action; see `carries_loss`."""
     follows: int | None = field(default=None, metadata=SPARSE)
-    """Index of the turn whose context this turn extends. None: the turn before it. `OPENS`: no turn, so that the turn
-    opens another sequence, as after a compaction or in a sub-agent."""
+    """Index of the turn whose context this turn extends. None: the previous turn. `OPENS`: this turn opens a new
+    sequence, for example after a compaction of the context or in a sub-agent."""
     opening: Opening | None = field(default=None, metadata=SPARSE)
-    """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
+    """Messages and tools before the observation, if the turn opens a new sequence. None: the messages and tools of the
+    trajectory."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    """Texts of the user, in order, if the environment asked for the user's turn before this observation. A resumed
-    episode hears them again. They carry no loss."""
+    """Texts of the simulated user, in order, if the environment asked for the user's turn before this observation. When
+    the episode resumes, the environment gets them again. They carry no loss."""
     environment_reward: float | None = field(default=None, metadata=SPARSE)
-    """Reward of the environment, if `reward` includes a judge's rating; None: `reward` itself."""
+    """Reward from the environment, if `reward` includes a judge's rating. None: `reward` includes no rating."""
 
     @property
     def own_reward(self) -> float:
-        """Reward that the environment gave."""
+        """Reward from the environment, without a judge's rating."""
         return self.reward if self.environment_reward is None else self.environment_reward
 
     @property
     def carries_loss(self) -> bool:
-        """Whether training puts loss on the action: it is marked for training, and it is not empty."""
+        """Whether training puts loss on the action. The action must be marked for training and must not be empty."""
         action = self.action
         written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
         return self.trained and bool(written)
@@ -118,11 +120,11 @@ class Turn:
 
 
 def misplaced(turns: Sequence[Turn], history: int | None = None) -> str | None:
-    """Return the first fault in the order of an episode's turns, or None.
+    """Return the first error in `follows` and `opening` of an episode's turns, as text; None: there is none.
 
     Args:
-        turns: The turns of the episode, in the order they were taken.
-        history: How many earlier turns the policy saw at each turn; None: all of its sequence.
+        turns: Turns of the episode, in the order in which they were taken.
+        history: Number of earlier turns that the policy saw at each turn; None: all turns of the sequence.
     """
     for index, turn in enumerate(turns):
         if turn.follows is not None and not OPENS <= turn.follows < index:

@@ -1,7 +1,7 @@
-"""Data of the loop: tasks, prompts, actions, turns, trajectories, pairs; and the Protocols of its two sides.
+"""Data types: tasks, prompts, actions, turns, trajectories and pairs; and the Protocols of environments and engines.
 
-Standard library alone. Everything here is plain data that round-trips through JSON (see `store.py`). The rules that an
-episode is played by are in `perturn.rules`.
+The module imports the standard library alone. All data here can be written to JSON and read back (see `store.py`). The
+rules of an episode are in `perturn.rules`.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from perturn.turns import misplaced
 
 
 class Status(StrEnum):
-    """End of an episode's recording."""
+    """Status of a recorded episode."""
 
     COMPLETED = "completed"
-    """The episode ran to its end, or to a limit of Perturn."""
+    """The episode ended by itself, or at a limit such as the maximum number of turns."""
     FAILED = "failed"
-    """The environment or the engine raised; `Trajectory.error` has the text."""
+    """The environment or the engine raised an error; `Trajectory.error` has its text."""
     UNFINISHED = "unfinished"
-    """It has played its turns of an iteration (explorer `window`), and continues in the next one."""
+    """The episode played its turns of this iteration (explorer `window`), and continues in the next iteration."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One problem an environment can pose."""
+    """One problem of an environment."""
 
     id: str
-    """Unique within the environment, such as `find-plant/12`."""
+    """Name of the task, unique within the environment, such as `find-plant/12`."""
     kind: str = ""
-    """Task type, the unit that scores are broken down by."""
+    """Task type. Reports also give scores for each type."""
     split: str = "train"
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's own data, from which it poses the task; `answer`, if it is a text, is the gold answer."""
+    """Data from which the environment poses the task. If `answer` is a text, it is the gold answer."""
 
 
 @dataclass(frozen=True)
@@ -57,36 +57,36 @@ class Trajectory:
     task: Task
     turns: tuple[Turn, ...]
     environment: str = ""
-    """Name and version, such as `scienceworld-1.2.3`."""
+    """Name and version of the environment, such as `scienceworld-1.2.3`."""
     protocol: str = ""
-    """Name of the protocol it was played under."""
+    """Name of the protocol: the rules under which the episode was played."""
     prompt: tuple[Message, ...] = ()
-    """Messages before the first observation: system text, worked examples. They never carry loss."""
+    """Messages before the first observation: system text and worked examples. They never carry loss."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tool schemas given to the chat template."""
     total_reward: float = 0.0
     success: bool = False
     terminated: bool = False
-    """The environment ended the episode."""
+    """Whether the environment ended the episode."""
     truncated: bool = False
-    """A limit of Perturn ended the episode: the turn limit, or a full context."""
+    """Whether a limit ended the episode: the turn limit, or a full model context."""
     status: Status = Status.COMPLETED
     error: str | None = None
     sample: int = 0
-    """Index among the trajectories of the same task and policy."""
+    """Sample number: index among the trajectories of the same task and policy."""
     seed: int = 0
     policy: str = ""
     """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
     history: int | None = None
-    """How many earlier turns the policy saw at each turn; None: all. `turns` nevertheless holds all of them."""
+    """Number of earlier turns that the policy saw at each turn; None: all. `turns` holds all turns in any case."""
     taken_over: int = 0
-    """How many turns another policy or expert had played in the episode before `policy` took over."""
+    """Number of turns that another policy or an expert played in the episode before `policy` took over."""
     origin: int | None = None
-    """Sample number of the resumed episode, where this episode branches from it; else None."""
+    """Sample number of the episode from which this episode branches; None: it is no branch."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
-    """True if the episode was truncated because the model's context left no room for another answer; else None."""
+    """True if the episode was truncated because the model's context had no room for another answer; else None."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    """Texts of the user after the last turn; see `Turn.user_said`."""
+    """Texts of the simulated user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
     """Further variables for the chat template, such as `{"enable_thinking": False}`."""
 
@@ -101,12 +101,12 @@ class Trajectory:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(task id, sample), the identity by which each episode is collected exactly once."""
+        """Pair (task id, sample number), which identifies the episode within a collection."""
         return self.task.id, self.sample
 
     @property
     def messages(self) -> list[Message]:
-        """The whole conversation; for an episode of several sequences, all turns in the order they were taken."""
+        """The whole conversation. In an episode of several sequences, turns stand in the order they were taken."""
         conversation = list(self.prompt)
         for turn in self.turns:
             conversation += [*turn.observation, turn.action.message()]
@@ -118,14 +118,14 @@ class Trajectory:
         return all(self.parent(index) == index - 1 for index in range(len(self.turns)))
 
     def parent(self, index: int) -> int:
-        """Return the index of the turn whose context a turn extends, or `OPENS`."""
+        """Return the index of the turn whose context turn `index` extends; `OPENS` if it opens a new sequence."""
         follows = self.turns[index].follows
         return index - 1 if follows is None else follows
 
     def seen_from(self, index: int) -> Trajectory:
-        """Return the conversation in which a turn was taken: the turns whose contexts it extends, and the turn, last.
+        """Return the sequence of turns that ends with turn `index`, as a trajectory with the prompt of this sequence.
 
-        The rewards and the outcome still count the whole episode.
+        The total reward and the outcome still describe the whole episode.
         """
         chain = [index]
         while (before := self.parent(chain[-1])) != OPENS:
@@ -142,7 +142,7 @@ class Trajectory:
 
     @property
     def is_one_sequence(self) -> bool:
-        """Whether the policy saw, at each turn, everything before it unchanged."""
+        """Whether the policy saw the whole earlier conversation, unchanged, at each turn."""
         if not self.is_linear:
             return False
         if self.history is None:
@@ -151,27 +151,27 @@ class Trajectory:
 
 
 def failed(trajectory: Trajectory) -> bool:
-    """Return whether the environment or the engine raised; such an episode stays in every denominator."""
+    """Return whether the environment or the engine raised an error. FAILED episodes still count in every average."""
     return trajectory.status is Status.FAILED
 
 
 def unjudged(trajectory: Trajectory) -> bool:
-    """Return whether an episode FAILED because a judge gave no rating, though it was played to its end."""
+    """Return whether an episode was played to its end, but FAILED because a judge gave no rating."""
     return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:
-    """Return whether the episode continues in the next iteration, so that its outcome is not known yet."""
+    """Return whether the episode continues in the next iteration; its outcome is not known yet."""
     return trajectory.status is Status.UNFINISHED
 
 
 def came_back(trajectory: Trajectory) -> bool:
-    """Return whether the environment came back to the state from which the episode was to resume."""
+    """Return whether the environment restored the state from which the episode was to resume."""
     return len(trajectory.turns) >= trajectory.taken_over and not came_elsewhere(trajectory)
 
 
 def came_elsewhere(trajectory: Trajectory) -> bool:
-    """Return whether the environment failed to come back to the state from which the episode was to resume."""
+    """Return whether the environment failed to restore the state from which the episode was to resume."""
     return failed(trajectory) and (trajectory.error or "").startswith(NotComeBack.__name__)
 
 
@@ -181,30 +181,30 @@ def score(trajectory: Trajectory) -> float:
 
 
 def succeeded(trajectory: Trajectory) -> bool:
-    """Return whether the task was solved; not if it FAILED, whatever its record says."""
+    """Return whether the episode solved its task. A FAILED episode did not, whatever its `success` says."""
     return trajectory.success and not failed(trajectory)
 
 
 def are_factors(values: Sequence[float], count: int) -> bool:
-    """Return whether these are the given number of values, each finite and above zero."""
+    """Return whether there are exactly `count` values, each finite and above 0."""
     return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 
 @dataclass(frozen=True)
 class WeightedTrajectory:
-    """A trajectory with a weight for each turn, as a credit wrote it."""
+    """A trajectory with the weight that a credit gave each turn."""
 
     trajectory: Trajectory
     weight: tuple[float, ...]
-    """Weight of each turn, without unit [turns]; an advantage where a baseline was taken off."""
+    """Weight of each turn, without unit [turns]. If the credit subtracts a baseline, the weight is an advantage."""
     clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
     """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
     own_turns: bool | None = field(default=None, metadata=SPARSE)
-    """Whether the turns before `taken_over` carry no loss, as in a branch, since they carry loss in its `origin`. None:
-    the credit of the training decides."""
+    """Whether the turns before `taken_over` carry no loss, as in a branch. These turns carry loss in the explored
+    episode. None: the credit of the training decides."""
     has_spread: bool | None = field(default=None, metadata=SPARSE)
-    """Whether the weights of its group differ from 0. False: the trajectory counts in the KL to the reference alone,
-    and not in the average of the clipped term. None: True."""
+    """Whether the group of the trajectory has weights other than 0. False: the trajectory counts in the KL to the
+    reference, but not in the average of the clipped term. None: True."""
 
     def __post_init__(self) -> None:
         turns = len(self.trajectory.turns)
@@ -227,7 +227,7 @@ class WeightedTrajectory:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two trajectories of one task, one preferred to the other."""
+    """Two trajectories of one task, of which `chosen` is preferred to `rejected`."""
 
     chosen: Trajectory
     rejected: Trajectory
@@ -240,79 +240,80 @@ class Prompt:
     messages: tuple[Message, ...]
     """Messages before the first turn."""
     turns: tuple[Turn, ...]
-    """The turns played so far, or the last of them if the protocol shortens the history."""
+    """Turns played so far, or only the last turns if the protocol shortens the history."""
     observation: tuple[Message, ...]
     """The newest observation."""
     seed: int
-    """Seed of this action; equal prompts with equal seeds get equal answers, whatever else is in the batch."""
+    """Seed for sampling this action. Equal prompts with equal seeds get equal answers in any batch."""
     conversation: str
-    """Identity of the conversation, by which an engine may keep its keys and values."""
+    """Identity of the conversation; an engine may keep a KV cache for it."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     stop: tuple[str, ...] = ()
-    """Texts that end this answer, besides the end of turn. The answer keeps the text that ended it."""
+    """Texts that end this answer, besides the end-of-turn token. The answer includes the text that ended it."""
     response_format: Mapping[str, Any] | None = None
-    """Form that the answer must have, as in the chat-completions protocol, for engines that can enforce it."""
+    """Required format of the answer, as in the chat-completions API, for engines that can enforce it."""
     of_user: bool = False
-    """Whether the answer is the user's, played by another model than the policy."""
+    """Whether the prompt asks for the simulated user's answer, from another model than the policy."""
 
 
 @dataclass(frozen=True)
 class UserTurn:
-    """The user's turn, which an environment asks for: a model or a script speaks for the user."""
+    """Request of an environment for a text of the simulated user, who is played by a model or a script."""
 
     instructions: str
-    """Facts, wishes and conduct of the user, for the system text of the user's model."""
+    """Facts, wishes and behavior of the user, for the system text of the user's model."""
     heard: tuple[Message, ...]
-    """The conversation as the user sees it: the agent's texts as messages of the role `user`, and the user's own as
+    """Conversation as the user sees it: the agent's texts have the role `user`, and the user's texts have the role
     `assistant`. It ends with a message of the agent."""
     scripted: str | None = None
-    """The user's text from a script; None: a model must play the user."""
+    """Text of the user from a script; None: a model must play the user."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """An environment's answer to `reset` and to each `step`."""
+    """Result of an environment's `reset` and of each `step`."""
 
     text: str
     reward: float = 0.0
     """Reward of the action just taken. The rewards of an episode sum to its total reward."""
     terminated: bool = False
     success: bool = False
-    """Whether the task is solved. Ending is not success."""
+    """Whether the task is solved. An episode can end without success."""
     valid: bool = True
     """Whether the environment understood the action."""
     state_key: str | None = None
+    """Key of the environment's state at this observation. Equal keys mean the same state. None: not known."""
     admissible: tuple[str, ...] = ()
-    """Commands that the environment accepts now, if it lists them. A protocol decides whether the policy is told."""
+    """Commands that the environment accepts now, if it lists them. The protocol decides if the policy sees them."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
-    form. An environment with tools receives its actions as `perturn.episodes.tool_calls.read_action` reads them."""
+    """Schemas of the tools that the policy may call in this episode, in the form of chat templates; only in the result
+    of `reset`. Such an environment parses its actions with `perturn.episodes.tool_calls.read_action`."""
     results: tuple[str, ...] = ()
-    """Results of the action's calls, one text per call in their order; `text` is then the user's next
-    message, if anything."""
+    """Results of the action's tool calls, one text per call, in the order of the calls. `text` is then the user's next
+    message, or empty."""
     user: UserTurn | None = None
-    """Asks for the user's turn: the user's text is sent to `step`, and the policy sees the observation that `step`
-    returns. None: `text` says all."""
+    """Request for the user's turn. The user's text is passed to `step`, and the policy sees the observation that `step`
+    returns. None: no request."""
 
 
 class Environment(Protocol):
-    """A world that poses tasks; it plays one episode at a time."""
+    """Environment that poses tasks; one object plays one episode at a time."""
 
     name: str
-    """Name and version, stamped on every trajectory."""
+    """Name and version of the environment, recorded in every trajectory."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all tasks of a split, always in the same order."""
         ...
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode; the text poses the task."""
+        """Start an episode, and return the observation that poses the task."""
         ...
 
     def step(self, action: str) -> Observation:
-        """Take one action."""
+        """Execute one action, and return the resulting observation."""
         ...
 
     def close(self) -> None:
@@ -322,16 +323,16 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Something that answers prompts."""
+    """Inference engine that answers prompts."""
 
     name: str
-    """Identity of the policy it serves, stamped on every trajectory."""
+    """Identity of the served policy, recorded in every trajectory."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action per prompt, in order; a prompt that cannot be answered gets its failure instead.
+        """Return one action per prompt, in order, or an `EngineFailure` for a prompt that cannot be answered.
 
-        A prompt that leaves no room for an answer in the model's context gets a `ContextFull`. It ends the episode as a
-        turn limit does, where other failures make the episode FAILED.
+        If the model's context has no room for an answer, the failure is a `ContextFull`, which truncates the episode
+        like a turn limit. Any other failure makes the episode FAILED.
         """
         ...
 
@@ -346,12 +347,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that accepts prompts while it answers others, so that no prompt waits for a batch to end."""
+    """Engine that accepts new prompts while it answers others, so no prompt waits for the end of a batch."""
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Accept prompts; no two of them at a time are of one conversation."""
+        """Accept prompts. A conversation never has two unanswered prompts."""
         ...
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Work for a moment; return the prompts that were answered, and their answers."""
+        """Compute for a short time, and return the prompts that got an answer, with their answers."""
         ...

@@ -1,6 +1,6 @@
-"""Turn-level credit: pure mathematics from the trajectories of a task to a number per turn.
+"""Turn-level credits: pure functions from the trajectories of a task to a weight for each turn.
 
-A credit is a frozen dataclass of its settings. Called on a group it returns one tensor per trajectory:
+A credit is a frozen dataclass of settings. Called on a group of trajectories, it returns one tensor per trajectory:
 
     >>> from perturn.credit import CREDITS
     >>> from perturn.types import Action, Task, Trajectory, Turn
@@ -47,6 +47,6 @@ CREDITS: Table[type[Credit]] = Table(
         "bi-level-gae": BiLevelGAE,
     },
 )
-"""Credit by name: the frozen dataclass that holds its settings and weighs turns."""
+"""Name of a credit -> its class, a frozen dataclass of settings that is called on a group."""
 
 __all__ = ["CREDITS", "ClipCredit", "Credit", "CreditTraits", "TurnCredit"]

@@ -17,13 +17,13 @@ class AnchorRLOO(GroupCredit):
     """Return from a turn on, minus the mean return of other episodes from the same state.
 
         A_it = gamma^t (G_it - b_it),   b_it = mean of G_ju over visits of state s_it by trajectories j != i
-        where no other came by:  b_it = (mean_(j != i) G_j0 - C_it) / gamma^t,  so that A_it = G_i0 - mean_(j != i) G_j0
+        no such visit:  b_it = (mean_(j != i) G_j0 - C_it) / gamma^t,  so that A_it = G_i0 - mean_(j != i) G_j0
 
     G_it = sum_k gamma^(k - t) r_ik, and C_it = sum_(k < t) gamma^k r_ik is the reward already collected. A baseline
     may depend on the state, on the turns before it and on other trajectories, since none of these depends on the
     action. So the expected gradient is grad E[G_i0]. The discounted objective needs the factor gamma^t, which GiGPO
-    leaves out. The baseline leaves out all visits of trajectory i, since its later visits to the state depend on the
-    action. `perturn check-credit anchor-rloo gamma=0.9` shows both.
+    omits. The baseline excludes all visits by trajectory i, because its later visits to the state depend on the
+    action. Run `perturn check-credit anchor-rloo gamma=0.9` to measure the bias.
 
     Source: ours.
     Differs: nothing. A turn without a state key shares its state with no other turn. A trajectory alone in its group
@@ -31,7 +31,7 @@ class AnchorRLOO(GroupCredit):
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Discount of the return whose expectation is raised, in [0, 1]."""
+    """Discount of the return that training maximizes, in [0, 1]."""
 
     @property
     def traits(self) -> CreditTraits:

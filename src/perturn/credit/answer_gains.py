@@ -1,4 +1,4 @@
-"""Gains of an answer's likelihood, turn by turn: what credits share that ask a policy how likely it finds an answer."""
+"""Change in the likelihood of the gold answer from turn to turn, for the credits that reward this change."""
 
 from collections.abc import Sequence
 from math import exp, isinf, isnan
@@ -10,18 +10,22 @@ from perturn.credit.returns import Numbers
 from perturn.types import Status, Trajectory
 
 Answers = Sequence[Sequence[float] | Tensor]
-"""Mean log-probability of the gold answer's tokens before each turn and after the last one, in nats
+"""Mean log-probability of the gold answer's tokens before each turn and after the last turn, in nats
 `[trajectories][turns + 1]`; NaN: not known."""
 
 GAINS = ("probability", "logprob")
-"""A turn's gain: of the geometric mean of the probabilities of the answer's tokens, or of its logarithm."""
+"""Quantity whose change is the gain of a turn: the geometric mean of the answer's token probabilities, or its
+logarithm."""
 
 
 def answer_numbers(group: Sequence[Trajectory], answer: Answers | None) -> Numbers:
-    """Return the log-probability of the answer around each turn, in nats `[trajectories][turns + 1]`.
+    """Return the log-probability of the answer before each turn and after the last, in nats.
+
+    Returns:
+        Mean log-probabilities as Python floats `[trajectories][turns + 1]`.
 
     Raises:
-        ValueError: If it is missing, or has not one entry before each turn and one after the last.
+        ValueError: If `answer` is None, or a trajectory does not have one entry more than it has turns.
     """
     if answer is None:
         raise ValueError(
@@ -36,12 +40,12 @@ def answer_numbers(group: Sequence[Trajectory], answer: Answers | None) -> Numbe
 
 
 def information_gains(logprobs: Sequence[float], gain: str = "probability") -> list[float]:
-    """Return how much likelier each turn made the gold answer, without unit or in nats [turns].
+    """Return the increase in the likelihood of the gold answer at each turn, without unit or in nats [turns].
 
         IG_t = P_(t+1) - P_t,   P_t = exp(mean_j log pi(a_j | before turn t, a_<j))
 
-    Where P is not known (NaN), the last known P takes its place. So the gains of an episode sum to the last known P
-    less the first.
+    An unknown P (NaN) is replaced by the last known P. So the gains of an episode sum to the last known P minus the
+    first.
 
     Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code.
     Differs: nothing.
@@ -68,18 +72,19 @@ def information_gains(logprobs: Sequence[float], gain: str = "probability") -> l
 def turn_gains(
     trajectory: Trajectory, logprobs: Sequence[float], gain: str = "probability", last: bool = False
 ) -> list[float]:
-    """Return the gain that counts as reward of each turn, without unit or in nats [turns].
+    """Return the gain of each turn to use as its reward, without unit or in nats [turns].
 
-    A trajectory that FAILED gains nothing.
+    All gains of a FAILED trajectory are 0.
 
     Args:
-        trajectory: What was played.
-        logprobs: As `information_gains` has it.
+        trajectory: Recorded episode.
+        logprobs: Mean log-probability of the answer's tokens before each turn and after the last, in nats [turns + 1].
         gain: One of GAINS.
-        last: Whether the last turn has a gain, by the answer after it, before the world's reply; else 0.
+        last: Whether the last turn has a gain. The answer is then scored after the last action, before the
+            environment's reply. False: the gain of the last turn is 0.
 
     Raises:
-        ValueError: If a gain that counts is infinite.
+        ValueError: If a gain is infinite.
     """
     if trajectory.status is Status.FAILED or not trajectory.turns:
         return [0.0] * len(trajectory.turns)

@@ -1,4 +1,4 @@
-"""Bi-level GAE: over the turns of a trajectory first, and over the tokens of each turn then."""
+"""Bi-level GAE: generalized advantages over the turns of a trajectory, then over the tokens of each turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ def bi_level_advantages(
         tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)
 
     Source: RAGEN's `core_algos.py`, bi-level GAE, with h its `high_level_gamma`.
-    Differs: a turn ends where it ends. RAGEN takes a reward of 0 for no end, so that such a turn vanishes, and an
-    episode whose last reward is 0 is an error there.
+    Differs: each turn ends at its last token. RAGEN finds the end of a turn by its nonzero reward. So it skips a turn
+    whose reward is 0, and raises an error if the last reward of an episode is 0.
 
     Args:
         rewards: Reward of each turn [turns].
@@ -49,7 +49,7 @@ def bi_level_advantages(
 
 @dataclass(frozen=True)
 class BiLevelGAE:
-    """Generalized advantage over turns, then over the tokens of each turn. A turn has the advantage of its first token.
+    """Generalized advantage over turns, then over the tokens of each turn; a turn gets its first token's advantage.
 
         turns:  A_i = delta_i + h lam A_(i+1),   delta_i = r_i + h V(end of turn i+1) - V(end of turn i)
         tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)
@@ -57,23 +57,23 @@ class BiLevelGAE:
     h is `high_level_gamma`.
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
-    Differs: a number per turn: the advantage of its first token, since only the value before this token depends on
-    nothing of the action. RAGEN's `high_level_gamma` is 0.95. Here it is 1, since a smaller value discounts the
-    objective. See also `bi_level_advantages`.
+    Differs: one number per turn, the advantage of its first token. Only the value before this token is independent of
+    the action. `high_level_gamma` is 0.95 in RAGEN and 1 here, since a smaller value discounts the objective. See also
+    `bi_level_advantages`.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one token of a turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values V replaces distant
+    """Lambda of GAE, in [0, 1]. At 1 an advantage counts all later rewards; at smaller values V replaces distant
     rewards."""
 
     high_level_gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -91,9 +91,9 @@ class BiLevelGAE:
         return CreditTraits(unbiased=unbiased, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
-        """Return the return that V stands for, at each token of each turn `[trajectories][turns][tokens]`.
+        """Return the regression target of V at each token of each turn `[trajectories][turns][tokens]`.
 
-        It is what the turn's last token earns, the return from the turn on, discounted to the token.
+        The target at a token is the return from its turn on, discounted by the number of tokens left in the turn.
         """
         return [
             [

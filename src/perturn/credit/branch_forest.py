@@ -1,4 +1,4 @@
-"""Explored episodes and their branches as trees, with the return of each segment of turns."""
+"""Trees of explored episodes and their branches, with the return of each segment of turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,39 +11,43 @@ from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
 BranchValues = Sequence[Sequence[float] | Tensor]
-"""Mean return from each turn on of the episodes that branch off before it, in units of reward `[trajectories][turns]`;
-NaN: none does."""
+"""Mean return of the branches that start at each turn, from this turn on, in units of reward `[trajectories][turns]`;
+NaN: no branch starts at the turn."""
 
 PLAYED = "the mean return of the branches from before each turn"
 """`BranchValues` in words, for errors."""
 
 VALUES = ("tree", "leaves")
-"""Value of a stretch of turns: the mean over the children of the fork after it, or over all leaves below it."""
+"""Value of a stretch of turns: the mean value of the children of the next fork, or the mean return of all leaves below
+the stretch."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Turns of a trajectory from its first, or from a fork, to the next fork, or to its end."""
+    """Turns of a trajectory from one fork to the next; the start and the end of the trajectory count as forks."""
 
     member: int
     """Index of the trajectory in the group."""
     start: int
+    """Index of the first turn of the stretch."""
     stop: int
-    """One more than its last turn."""
+    """Index of the last turn of the stretch, plus one."""
     value: float
-    """Mean reward from its first turn on."""
+    """Mean return from the first turn of the stretch on, in units of reward."""
     before: float
-    """Rewards before it."""
+    """Sum of the rewards before the stretch, in units of reward."""
     leaves: int
-    """Ends of trajectories that share it."""
+    """Number of trajectories that contain the stretch."""
     share: float
-    """1 before the first fork; after a fork, the number before it divided by the number of children."""
+    """Share of the stretch, in (0, 1]. It is 1 before the first fork, and each fork divides it by its number of
+    children."""
     siblings: tuple[float, ...] = ()
-    """Values of the other children of its fork; for a first stretch, values of the other trees."""
+    """Values of the other children of the fork where the stretch starts. For a first stretch, values of the other
+    trees."""
 
     @property
     def score(self) -> float:
-        """Rewards before the segment, and its return."""
+        """Rewards before the stretch plus its mean return, in units of reward."""
         return self.before + self.value
 
 
@@ -52,33 +56,34 @@ class Tree:
     """An explored episode and its branches."""
 
     stretches: tuple[Stretch, ...]
-    """The first turns' is the first."""
+    """Stretches of the tree; the first one starts at the first turn."""
     scores: tuple[float, ...]
-    """Of each leaf, from the first turn on, in units of reward."""
+    """Total reward of each trajectory of the tree, in units of reward [leaves]."""
 
     @property
     def value(self) -> float:
-        """Mean reward from its first turn on."""
+        """Mean return from the first turn on, in units of reward."""
         return self.stretches[0].value
 
 
 Forks = dict[int, list[int]]
-"""Turn -> indices of the branches that begin there, by turn."""
+"""Turn -> indices of the branches that start at this turn, in ascending order of the turns."""
 
 
 def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -> list[Tree]:
-    """Return the trajectories of a task as trees.
+    """Return one tree per explored episode of a task.
 
-        V(stretch) = its rewards + mean over the children of the fork after it of V(child)      tree
+        V(stretch) = its rewards + mean of V(child) over the children of the next fork          tree
         V(stretch) = mean over the leaves below it of the rewards from its first turn on         leaves
 
     Args:
-        group: Explored episodes, and branches of these.
-        rewards: Those that count `[trajectories][turns]`. Of a branch, turns that it shares are the explored one's.
+        group: Explored episodes, and branches of these episodes.
+        rewards: Reward of each turn `[trajectories][turns]`. Shared turns take the reward of the explored episode.
         value: One of VALUES.
 
     Raises:
-        ValueError: If a branch does not begin with some turns, and not all, of one explored episode of the group.
+        ValueError: If the explored episode of a branch is not in the group exactly once, or the branch does not share
+            its first turns. A branch must share at least one turn, and not all turns.
     """
     trees = [_tree(i, forks, rewards, value) for i, forks in forks_of(group).items()]
     values = [tree.value for tree in trees]
@@ -89,7 +94,7 @@ def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -
 
 
 def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
-    """Turn the index of each explored episode into its forks.
+    """Return the forks of each explored episode, by the index of the episode in the group.
 
     Raises:
         ValueError: See `forest`.
@@ -110,10 +115,10 @@ def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
 
 
 def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
-    """Reject a branch that does not begin as the explored episode does, such as a branch from a branch.
+    """Reject a branch whose shared turns differ from the explored episode, such as a branch of a branch.
 
     Raises:
-        ValueError: Saying where it differs.
+        ValueError: If the number of shared turns or a shared action differs.
     """
     shared, turns = branch.taken_over, len(explored.turns)
     if not 0 < shared < turns or len(branch.turns) < shared:
@@ -133,7 +138,8 @@ def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
 def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
     own, cuts = rewards[explored], [0, *forks, len(rewards[explored])]
     ends = [[(i, fsum(rewards[i][turn:])) for i in branches] for turn, branches in forks.items()]
-    values, leaves = [fsum(own[cuts[-2] :])], [1]  # of the explored episode's stretches, the last one first
+    # For the stretches of the explored episode, starting with the last stretch.
+    values, leaves = [fsum(own[cuts[-2] :])], [1]
     for number, found in reversed(list(enumerate(ends))):
         copies = leaves[-1] if value == "leaves" else 1
         after = fsum([copies * values[-1], *(end for _, end in found)]) / (copies + len(found))
@@ -148,22 +154,22 @@ def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
         for at, (member, its, last, below) in enumerate(children):
             siblings = tuple(each[1] for each in (*children[:at], *children[at + 1 :]))
             stretches.append(Stretch(member, start, last, its, before, below, share, siblings))
-        # Exact sums, so that leaves with equal rewards are equal.
+        # Exact sums: leaves with equal rewards get equal scores.
         scores += [fsum([*own[:start], *rewards[i][start:]]) for i, _ in theirs]
     return Tree(tuple(stretches), (fsum(own), *scores))
 
 
 def segment_advantages(rewards: Sequence[float], values: Sequence[float], start: float) -> list[float]:
-    """Return what each segment changed in the expected return, the same for all its turns, in units of reward [turns].
+    """Return the change in expected return over the segment of each turn, in units of reward [turns].
 
         A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d,   V = 0 after the end
 
-    A segment begins with the episode, and at each turn whose value is known.
+    A segment starts at the first turn and at each turn whose value is known. All turns of a segment get one number.
 
     Args:
-        rewards: Of each turn [turns].
-        values: V before each turn, NaN where it is not known; the value of the first turn is not read [turns].
-        start: V before the first turn.
+        rewards: Reward of each turn [turns].
+        values: V before each turn, in units of reward; NaN: not known [turns]. The first entry is ignored.
+        start: V before the first turn, in units of reward.
     """
     found = [0.0] * len(rewards)
     after, end = 0.0, len(rewards)

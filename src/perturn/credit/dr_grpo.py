@@ -1,4 +1,4 @@
-"""Dr. GRPO: a trajectory's score less the mean of its group, undivided."""
+"""Dr. GRPO: a trajectory's score minus the mean of its group, without division by the standard deviation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class DrGRPO(GroupCredit):
-    """Score of the episode minus the mean of its group, not divided by a deviation.
+    """Score of the episode minus the mean of its group, without division by the standard deviation.
 
         A_it = S_i - mean(S),   S_i = sum_t r_it
 
     Source: Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective", arXiv:2503.20783, Section 3.
-    Differs: a number per turn. Its other half is the sum over tokens, which is `aggregate: token_sum` of `ppo-clip`.
+    Differs: one number per turn. Dr. GRPO also sums the loss over tokens: set `aggregate: token_sum` of `ppo-clip`.
     `statistics`, `singleton` and the computation are the same as in `grpo`.
     """
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more and is biased."""
+    """Unit over which the mean runs: trajectories; or steps (turns), which weighs long trajectories more and is
+    biased."""
 
     singleton: Singleton = "zero"
-    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as in verl)."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -1,4 +1,4 @@
-"""GiGPO: a trajectory against its group, and a turn against others taken in the same state."""
+"""GiGPO: compare each trajectory with its group, and each turn with other turns in the same state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,35 +27,37 @@ class GiGPO(GroupCredit):
 
         A_it = A_E + omega A_S,   A_E = S_i - mean(S),   A_S = G_it - mean of G over the turns at state s_it
 
-    With `normalize` std, each over the sample standard deviation + 1e-6. G_it = sum_k gamma^(k - t) r_ik.
+    With `normalize` std, A_E and A_S are each divided by their sample standard deviation + 1e-6. G_it = sum_k
+    gamma^(k - t) r_ik.
 
     Source: Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978, and its
     code.
-    Differs: statistics of the trajectories run over trajectories; `steps` is the code's default over step rows.
-    States are equal by `state_key`, not by text. Similar keys form connected components; the code compares a key with
-    the first key of a cluster, so its result depends on their order. All visits of a trajectory count, as in the
-    code. A turn alone in its state, and a trajectory alone in its group, get 0. The credit is biased, since a
-    baseline contains the turn itself and later turns of its trajectory.
+    Differs: statistics over episodes run over trajectories; the code runs them over turns, as `steps` does. States are
+    equal by `state_key`, not by text. Similar keys form connected components. The code compares a key with the first
+    key of a cluster, so its result depends on the order of the keys. All visits of a trajectory count, as in the code.
+    A turn alone in its state and a trajectory alone in its group get 0. The credit is biased, since a baseline contains
+    the turn itself and later turns of its trajectory.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
-    """Discount of the returns that are compared, in [0, 1]."""
+    """Discount of the return G from one turn to the next, in [0, 1]."""
 
     omega: Annotated[float, Bound(least=0)] = 1.0
-    """Weight of the comparison within a state, without unit; >= 0."""
+    """Weight of the advantage within a state, A_S, without unit; >= 0."""
 
     normalize: Normalization = "mean"
-    """mean; or std, as in the authors' scripts."""
+    """mean: subtract the mean. std: then divide by the standard deviation too, as in the authors' scripts."""
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more, as published."""
+    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more, as in the
+    published code."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None
-    """Least similarity of state keys that count as one state, in [0, 1]; None: keys must be equal."""
+    """Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
-    """Subtracted from the return of an invalid turn, after discounting, and from its copy of the score; in units of
-    reward, >= 0."""
+    """Penalty of an invalid action, in units of reward; >= 0. It is subtracted from the turn's discounted return and
+    from the turn's episode score."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -1,6 +1,6 @@
-"""Mathematics that credits of a group share: returns, statistics over trajectories, turns taken in the same state.
+"""Functions shared by group credits: returns, statistics over trajectories, and turns taken in the same state.
 
-Numbers are Python's, which are float64. Sums are exact (`math.fsum`), so that the order of a group changes no bit.
+All numbers are Python floats (float64). Sums are exact (`math.fsum`), so the order of a group changes no bit.
 """
 
 from collections import defaultdict
@@ -21,31 +21,31 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 EPSILON = 1e-6
-"""Added to a standard deviation before it divides, in the unit of the values; the same as in verl and TRL."""
+"""Number added to a standard deviation before dividing by it, in the unit of the values; the value of verl and TRL."""
 
 NORMALIZATIONS = ("mean", "std")
-"""Values less their mean; or that over their standard deviation as well."""
+"""mean: subtract the mean of the values. std: then also divide by their standard deviation."""
 
 STATISTICS = ("trajectories", "steps")
-"""Units that a group's statistics run over: its trajectories, or their turns, so that a long one counts more often."""
+"""Unit over which the statistics of a group run: its trajectories, or their turns (long trajectories weigh more)."""
 
 DEVIATIONS = ("sample", "population")
-"""Standard deviation over n - 1, or over n."""
+"""Divisor of the variance: n - 1 for the sample standard deviation, n for the population standard deviation."""
 
 SINGLETONS = ("zero", "raw")
-"""Advantage of a trajectory alone in its group: zero, or its score as several peers keep it."""
+"""Advantage of a trajectory alone in its group: zero, or its score, as in verl."""
 
 Normalization = Annotated[str, OneOf(NORMALIZATIONS)]
-"""Type of a setting `normalize`."""
+"""Type of the setting `normalize` of a credit."""
 Unit = Annotated[str, OneOf(STATISTICS)]
-"""Type of a setting `statistics`."""
+"""Type of the setting `statistics` of a credit."""
 Deviation = Annotated[str, OneOf(DEVIATIONS)]
-"""Type of a setting `std`."""
+"""Type of the setting `std` of a credit."""
 Singleton = Annotated[str, OneOf(SINGLETONS)]
-"""Type of a setting `singleton`."""
+"""Type of the setting `singleton` of a credit."""
 
 Visit = tuple[int, int]
-"""A turn of a group: index of its trajectory, index within it."""
+"""A turn of a group: index of the trajectory in the group, and index of the turn in the trajectory."""
 
 
 def weigh_tasks(
@@ -54,13 +54,13 @@ def weigh_tasks(
     weigh: Callable[[Sequence[Trajectory], Numbers], Numbers],
     singleton: str = "zero",
 ) -> list[Tensor]:
-    """Weigh the trajectories of each task by themselves, whatever their order.
+    """Weigh the turns of each task's trajectories separately; tasks may come in any order.
 
     Args:
-        group: Trajectories, of one task as a rule.
-        returns: Rewards that count.
-        weigh: From the trajectories of one task and their rewards to the weights of their turns.
-        singleton: One of SINGLETONS: a trajectory alone in its task gets 0, or `weigh` is asked.
+        group: Trajectories, usually of one task.
+        returns: Function from trajectories to the rewards of their turns `[trajectories][turns]`.
+        weigh: Function from the trajectories of one task and their rewards to the weights of their turns.
+        singleton: Weight of a trajectory alone in its task. zero: 0; raw: the result of `weigh`.
 
     Returns:
         Weights, without unit, in float64, one tensor per trajectory [turns].
@@ -79,13 +79,13 @@ def weigh_tasks_with(
     beside: Numbers,
     weigh: Callable[[Numbers, Numbers], Numbers],
 ) -> list[Tensor]:
-    """Weigh the trajectories of each task by their rewards and by a second number of each turn.
+    """Weigh the turns of each task's trajectories by their rewards and by a second number of each turn.
 
     Args:
-        group: Trajectories, of one task as a rule.
-        rewards: Rewards that count `[trajectories][turns]`.
-        beside: The second number `[trajectories][turns]`.
-        weigh: From both numbers of the trajectories of one task to the weights of their turns.
+        group: Trajectories, usually of one task.
+        rewards: Reward of each turn, in units of reward `[trajectories][turns]`.
+        beside: The second number of each turn `[trajectories][turns]`.
+        weigh: Function from the rewards and the second numbers of one task to the weights of its turns.
 
     Returns:
         Weights in float64, one tensor per trajectory [turns]; 0 for a trajectory alone in its task.
@@ -103,7 +103,7 @@ def _of_tasks(
     weigh: Callable[[list[int]], Numbers],
     singleton: str = "zero",
 ) -> list[Tensor]:
-    """Collect the weights of each task, which are asked for by the indices of its trajectories."""
+    """Call `weigh` with the indices of each task's trajectories, and collect the weights in the order of the group."""
     weights: Numbers = [[] for _ in group]
     for members in by_task(group):
         alone = len(members) == 1 and singleton == "zero"
@@ -115,17 +115,17 @@ def _of_tasks(
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Settings, checks and call that all credits share which compare the trajectories of a task.
+    """Base class of credits that compare the trajectories of a task.
 
-    A base class, where else we compose, so that the file of a credit is its settings and its formula, `_weigh`.
+    A subclass adds its settings and its formula, the method `_weigh`.
     """
 
     returns: Return = field(default=Return(), kw_only=True)
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     @property
     def needs(self) -> Needs:
-        """Nothing."""
+        """No quantities."""
         return ()
 
     @property
@@ -140,17 +140,17 @@ class GroupCredit:
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor per trajectory [turns].
 
-        It is in units of reward, or without unit where the formula divides by a deviation or a mean.
+        It is in units of reward. If the formula divides by a standard deviation or a mean, it has no unit.
         """
         return weigh_tasks(group, self.returns, self._weigh, "raw" if self.traits.weighs_alone else "zero")
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
-        """Return the advantages of the trajectories of one task from the rewards that count."""
+        """Return the advantage of each turn of one task, given its rewards `[trajectories][turns]`."""
         raise NotImplementedError
 
 
 def by_task(group: Sequence[Trajectory]) -> list[list[int]]:
-    """Return the indices of the trajectories of each task."""
+    """Return one list per task: the indices of its trajectories in the group."""
     members: dict[str, list[int]] = defaultdict(list)
     for i, trajectory in enumerate(group):
         members[trajectory.task.id].append(i)
@@ -160,16 +160,16 @@ def by_task(group: Sequence[Trajectory]) -> list[list[int]]:
 def turn_numbers(
     name: str, given: Sequence[Sequence[float] | Tensor] | None, group: Sequence[Trajectory], said: str
 ) -> Numbers:
-    """Return what a credit was given of each turn as numbers `[trajectories][turns]`; NaN: not known.
+    """Check a quantity that a credit was called with, and return it as Python floats `[trajectories][turns]`.
 
     Args:
-        name: Keyword that it is given by.
-        given: One entry per trajectory.
+        name: Keyword argument of the quantity, for errors.
+        given: The quantity: one entry per trajectory, each with one number per turn; NaN: not known.
         group: The trajectories.
-        said: In words.
+        said: Description of the quantity, for errors.
 
     Raises:
-        ValueError: If it is missing, infinite, or has not one entry per turn.
+        ValueError: If the quantity is None or infinite, or does not have one entry per turn.
     """
     if given is None:
         raise ValueError(f"this credit needs {name}=, {said}.")
@@ -182,7 +182,7 @@ def turn_numbers(
 
 
 def as_tensors(numbers: Numbers) -> list[Tensor]:
-    """Return one tensor per trajectory, in float64 [turns]."""
+    """Return the numbers as one float64 tensor per trajectory [turns]."""
     return [torch.tensor(of_one, dtype=torch.float64) for of_one in numbers]
 
 
@@ -215,12 +215,17 @@ def generalized_advantages(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, from an exact sum."""
+    """Return the mean of the values, computed from an exact sum."""
     return fsum(values) / len(values)
 
 
 def means_of_others(owners: Sequence[int], values: Sequence[float]) -> dict[int, float]:
-    """Return for each owner of values the mean of the others' values, if any; the cost grows with the values."""
+    """Return the mean over the values of all other owners, by owner. An owner of all values has no entry.
+
+    Args:
+        owners: Owner of each value [values].
+        values: The values [values].
+    """
     own: dict[int, list[float]] = defaultdict(list)
     for owner, value in zip(owners, values, strict=True):
         own[owner].append(value)
@@ -233,7 +238,7 @@ def means_of_others(owners: Sequence[int], values: Sequence[float]) -> dict[int,
 
 
 def deviation(values: Sequence[float], std: str = "sample") -> float:
-    """Return the standard deviation of at least two values; exactly 0 where they are equal."""
+    """Return the standard deviation of at least two values. If the values are equal, it is exactly 0."""
     if max(values) == min(values):
         return 0.0
     centre = mean(values)
@@ -242,7 +247,10 @@ def deviation(values: Sequence[float], std: str = "sample") -> float:
 
 
 def normalized(values: Sequence[float], normalize: str, std: str = "sample") -> list[float]:
-    """Return values less their mean, over their standard deviation if so named; 0 for a value alone or equal ones."""
+    """Subtract the mean from the values; with `normalize` std, also divide by their standard deviation.
+
+    A single value becomes 0, and so do equal values.
+    """
     if len(values) < 2 or max(values) == min(values):
         return [0.0] * len(values)
     centre = mean(values)
@@ -253,7 +261,17 @@ def normalized(values: Sequence[float], normalize: str, std: str = "sample") -> 
 def normalized_within(
     groups: Sequence[Sequence[Visit]], values: Numbers, normalize: str, std: str = "sample"
 ) -> Numbers:
-    """Normalize the values of turns within each group of turns; 0 for turns in none `[trajectories][turns]`."""
+    """Normalize the values of turns within each group of turns (see `normalized`).
+
+    Args:
+        groups: Groups of turns; no turn is in two groups.
+        values: Value of each turn `[trajectories][turns]`.
+        normalize: One of NORMALIZATIONS.
+        std: One of DEVIATIONS.
+
+    Returns:
+        Normalized values; 0 for a turn that is in no group `[trajectories][turns]`.
+    """
     found = [[0.0] * len(of_one) for of_one in values]
     for visits in groups:
         for (i, t), value in zip(
@@ -264,7 +282,7 @@ def normalized_within(
 
 
 def on_each_turn(scores: Sequence[float], rewards: Numbers) -> Numbers:
-    """Return the score of each trajectory once for each of its turns `[trajectories][turns]`."""
+    """Repeat the score of each trajectory for each of its turns `[trajectories][turns]`."""
     return [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
 
 
@@ -277,20 +295,20 @@ def episode_advantages(
     std: str = "sample",
     singleton: str = "zero",
 ) -> Numbers:
-    """Compare the trajectories of one task by their scores.
+    """Return each turn's score minus the mean score of its task, optionally divided by the standard deviation.
 
         A_it = S_it - mean(S)   or   (S_it - mean(S)) / (std(S) + 1e-6)
 
     Args:
         scores: S of each trajectory, in units of reward [trajectories].
-        copies: Score of each turn: its trajectory's score, minus penalties `[trajectories][turns]`.
+        copies: S_it of each turn: its trajectory's score minus the turn's penalty `[trajectories][turns]`.
         normalize: One of NORMALIZATIONS.
-        statistics: One of STATISTICS: mean and deviation of `scores`, or of `copies`.
+        statistics: One of STATISTICS. trajectories: mean and deviation of `scores`; steps: of `copies`.
         std: One of DEVIATIONS.
         singleton: One of SINGLETONS.
 
     Returns:
-        Advantage of each turn `[trajectories][turns]`; zero where there is no spread to divide by.
+        Advantage of each turn `[trajectories][turns]`. With `normalize` std, it is 0 if the deviation is 0.
     """
     values = list(scores) if statistics == "trajectories" else [score for each in copies for score in each]
     if len(values) < 2:
@@ -307,15 +325,15 @@ def episode_advantages(
 def anchors(
     group: Sequence[Trajectory], length: int = 1, similarity: float | None = None
 ) -> list[list[Visit]]:
-    """Return the turns that were taken in the same state.
+    """Return the turns of each state that the group visited; such a set of turns is called an anchor.
 
-    A turn without a state key, or without `length` of them, is in no anchor.
+    A turn is in no anchor if one of its last `length` states has no key, or does not exist.
 
     Args:
         group: Trajectories of one task.
-        length: How many of the last states, this one included, must be the same.
-        similarity: Least similarity of two state keys that count as one, in [0, 1]; None: they must be equal. Keys are
-            joined through others (connected components), so that no order of the group changes an anchor.
+        length: Number of last states, including the turn's own, that turns of an anchor have in common.
+        similarity: Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal.
+            Similar keys form connected components, so the order of the group does not matter.
     """
     name = similar_keys(group, similarity) if similarity is not None else {}
     found: dict[tuple[str, ...], list[Visit]] = defaultdict(list)
@@ -329,7 +347,12 @@ def anchors(
 
 
 def state_values(states: Sequence[Sequence[Visit]], own: Numbers) -> Numbers:
-    """Return the mean of the turns' values over each state; the turn's own where it has none in common."""
+    """Return the mean value of all turns in the same state, for each turn `[trajectories][turns]`.
+
+    Args:
+        states: Turns of each state. A turn in no state keeps its own value.
+        own: Value of each turn `[trajectories][turns]`.
+    """
     found = [list(of_one) for of_one in own]
     for visits in states:
         value = mean([own[i][t] for i, t in visits])
@@ -339,7 +362,7 @@ def state_values(states: Sequence[Sequence[Visit]], own: Numbers) -> Numbers:
 
 
 def combined(one: Numbers, other: Numbers, weight: float = 1.0) -> Numbers:
-    """Return one number plus a weight times another, of each turn `[trajectories][turns]`."""
+    """Return `one + weight * other` for each turn `[trajectories][turns]`."""
     return [
         [a + weight * b for a, b in zip(of_one, of_other, strict=True)]
         for of_one, of_other in zip(one, other, strict=True)
@@ -347,12 +370,12 @@ def combined(one: Numbers, other: Numbers, weight: float = 1.0) -> Numbers:
 
 
 def penalties(group: Sequence[Trajectory], penalty: float) -> Numbers:
-    """Return the penalty of each turn whose action was invalid, 0 of others `[trajectories][turns]`."""
+    """Return the penalty for each turn whose action was invalid, and 0 for all other turns `[trajectories][turns]`."""
     return [[0.0 if turn.valid else penalty for turn in trajectory.turns] for trajectory in group]
 
 
 def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, str]:
-    """Return the first, in alphabetical order, of the keys that each state key is joined with."""
+    """Map each state key to the alphabetically first key of its connected component of similar keys."""
     keys = sorted({turn.state_key for each in group for turn in each.turns if turn.state_key is not None})
     parent = {key: key for key in keys}
 
@@ -368,5 +391,5 @@ def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, st
 
 
 def _is_similar(keys: SequenceMatcher[str], least: float) -> bool:
-    """Return whether two keys are similar; what bounds their similarity from above is cheaper and comes first."""
+    """Return whether the similarity of two keys is at least `least`. Cheap upper bounds are tested first."""
     return keys.real_quick_ratio() >= least and keys.quick_ratio() >= least and keys.ratio() >= least

@@ -1,4 +1,4 @@
-"""GRPO: a trajectory's score against the scores of its group."""
+"""GRPO: normalize a trajectory's score by the mean and standard deviation of its group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,23 +24,24 @@ class GRPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
 
     Source: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, Section 4.1.2.
-    Differs: a number per turn. `normalize` mean subtracts the group mean alone, which is unbiased up to a factor of
-    (N - 1) / N. Division by the deviation weighs tasks and branches by their difficulty. `statistics` steps takes
-    statistics over the turns, as code of others does. A trajectory alone in its group gets 0, unless `singleton` is
-    raw.
+    Differs: one number per turn. With `normalize` mean the credit only subtracts the group mean, which is unbiased up
+    to a factor of (N - 1) / N. Division by the deviation weighs tasks and branches by their difficulty. `statistics`
+    steps runs the statistics over turns, as verl-agent does. A trajectory alone in its group gets 0, unless
+    `singleton` is raw.
     """
 
     normalize: Normalization = "std"
-    """std (the paper's), or mean."""
+    """std (as in the paper): subtract the mean and divide by the standard deviation. mean: only subtract the mean."""
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more and is biased."""
+    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more and is
+    biased."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     singleton: Singleton = "zero"
-    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as in verl)."""
 
     @property
     def traits(self) -> CreditTraits:

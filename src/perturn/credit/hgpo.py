@@ -1,4 +1,4 @@
-"""HGPO: a turn against others with the same last states, for histories of several lengths at once."""
+"""HGPO: compare each turn with turns that share its last k states, for several k at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,33 +22,33 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class HGPO(GroupCredit):
-    """Mean of a turn's advantages among turns with the same last k states; longer histories weigh more.
+    """Weighted mean over k of a turn's advantage among turns with the same last k states; larger k weigh more.
 
         A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
 
-    A_k compares G_it = sum_j gamma^(j - t) r_ij with the returns of other turns with the same last k states. A k
-    counts if there are at least two such turns and A_k is not 0. With `base_group`, the advantage of the trajectory
-    counts as k = 0.
+    A_k is G_it = sum_j gamma^(j - t) r_ij minus the mean return of all turns with the same last k states. It is 0 if no
+    other turn has the same last k states. The mean leaves out every A_k that is 0. With `base_group`, the advantage of
+    the trajectory in its group counts as k = 0.
 
     Source: HGPO (hierarchy-of-groups policy optimization), the authors' recipe in verl-agent, `core_hgpo.py`.
-    Differs: states are equal by `state_key`, not by text. As in the code, statistics of the base group run over turns
-    with the sample standard deviation, and other groups have the population standard deviation.
+    Differs: states are equal by `state_key`, not by text. As in the code, the base group takes its statistics over
+    turns, with the sample standard deviation. The other groups use the population standard deviation.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
-    """Discount of the returns that are compared, in [0, 1]."""
+    """Discount of the return G from one turn to the next, in [0, 1]."""
 
     history: Annotated[int, Bound(least=0)] = 2
-    """States before the present one in the longest history; >= 0."""
+    """Number of earlier states in the longest comparison; >= 0. The largest k is `history` + 1."""
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
-    """Exponent of the weight of a history, without unit; >= 0. 0: all histories weigh the same."""
+    """Exponent of the weight (k + 1)^alpha of A_k, without unit; >= 0. 0: all k weigh the same."""
 
     normalize: Normalization = "mean"
-    """mean, or std."""
+    """mean: subtract the mean. std: then divide by the standard deviation too."""
 
     base_group: bool = False
-    """Whether the advantage of the trajectory in its group counts too."""
+    """Whether to add the advantage of the trajectory in its group, as k = 0."""
 
     @property
     def traits(self) -> CreditTraits:
@@ -74,6 +74,6 @@ class HGPO(GroupCredit):
 
 
 def _mean(levels: list[tuple[float, float]]) -> float:
-    """Return the weighted mean of the advantages that are not 0."""
+    """Return the weighted mean of the nonzero advantages, given (weight, advantage) pairs."""
     counted = [(weight, advantage) for weight, advantage in levels if advantage]
     return sum(w * a for w, a in counted) / (sum(w for w, _ in counted) + EPSILON)

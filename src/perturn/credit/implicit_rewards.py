@@ -1,4 +1,4 @@
-"""Implicit rewards of turns: how much likelier a policy that was trained makes each one than its reference does."""
+"""Implicit reward of each turn: the log-ratio of its likelihood under a trained policy and under its reference."""
 
 from collections.abc import Sequence
 from math import fsum, isfinite, isnan, nan
@@ -13,28 +13,30 @@ Logprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 """Log-probabilities of the tokens of each turn, in nats `[trajectories][turns][tokens]`."""
 
 REDUCTIONS = ("sum", "mean")
-"""The number of a turn: the sum over its tokens, or the mean over them."""
+"""Reduction from tokens to a turn: the sum over the turn's tokens, or their mean."""
 
 
 def turn_log_ratios(
     group: Sequence[Trajectory], progress: Logprobs | None, reference: Logprobs | None, reduction: str = "sum"
 ) -> Numbers:
-    """Return the implicit reward of each turn, in nats `[trajectories][turns]`; NaN in a trajectory that FAILED.
+    """Return the implicit reward of each turn, in nats `[trajectories][turns]`; NaN in a FAILED trajectory.
 
         u_t = sum_j log pi(y_tj | before) - log pi_ref(y_tj | before)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and what depends on the prompt
-    alone. "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents" calls it progress advantage.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn, without beta and without the term that depends
+    on the prompt alone. "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents" calls it progress
+    advantage.
     Differs: nothing.
 
     Args:
         group: Trajectories.
-        progress: Under pi, the policy that was trained.
-        reference: Under pi_ref.
+        progress: Log-probabilities under pi, the trained policy.
+        reference: Log-probabilities under pi_ref.
         reduction: One of REDUCTIONS.
 
     Raises:
-        ValueError: If one of both is missing, not finite, or has not one entry for each token of each turn.
+        ValueError: If `progress` or `reference` is None or not finite, or does not have one entry for each token of
+            each turn.
     """
     if progress is None or reference is None:
         raise ValueError(
@@ -56,7 +58,7 @@ def turn_log_ratios(
 
 
 def _log_ratio(ours: Sequence[float] | Tensor, theirs: Sequence[float] | Tensor, reduction: str) -> float:
-    """Return the implicit reward of one turn's tokens."""
+    """Return the implicit reward of one turn, in nats, from the log-probabilities of its tokens [tokens]."""
     known = [each.tolist() if isinstance(each, Tensor) else each for each in (ours, theirs)]
     if len(known[0]) != len(known[1]) or not known[0]:
         raise ValueError(
@@ -70,12 +72,15 @@ def _log_ratio(ours: Sequence[float] | Tensor, theirs: Sequence[float] | Tensor,
 
 
 def normalized_progress(ratios: Numbers, normalize: str, std: str = "sample") -> Numbers:
-    """Return implicit rewards normalized over the turns of a group; 0 where one is not known `[trajectories][turns]`.
+    """Return implicit rewards normalized over all turns of a group; an unknown reward becomes 0.
 
     Args:
-        ratios: In nats; NaN: not known.
-        normalize: Less their mean (mean), or that over their standard deviation (std).
-        std: Standard deviation, sample or population.
+        ratios: Implicit rewards, in nats `[trajectories][turns]`; NaN: not known.
+        normalize: mean: subtract the mean. std: then divide by the standard deviation too.
+        std: Standard deviation: sample or population.
+
+    Returns:
+        Normalized rewards, in nats (mean) or without unit (std) `[trajectories][turns]`.
     """
     known: list[Visit] = [
         (i, t) for i, of_one in enumerate(ratios) for t, ratio in enumerate(of_one) if not isnan(ratio)

@@ -1,4 +1,4 @@
-"""Process scores without a reward model: how good each turn was, by what the environment says of it."""
+"""Process scores from the environment, without a reward model: a score for each turn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,30 +18,32 @@ SCORES: dict[str, Callable[[Trajectory], list[float]]] = {
     "valid": lambda one: [float(turn.valid) for turn in one.turns],
     "outcome": lambda one: [score(one)] * len(one.turns),
 }
-"""How good each turn of a trajectory was, by name [turns]. `progress` needs the remaining path of each turn."""
+"""Name of a score -> function from a trajectory to the score of each turn, without unit [turns]. `progress` needs the
+recorded distance to a success before and after each turn."""
 
 
 @dataclass(frozen=True)
 @bounded
 class ProcessScore:
-    """1 for a turn that brought the success nearer, 0 for any other, or another measure. Loss `w-dpo` reads it.
+    """Score of each turn, such as 1 if the turn came closer to success and 0 if not. For the loss `w-dpo`.
 
-    The mean over a trajectory is its process score: the share of right turns or of valid turns, or the total reward.
+    The mean over the turns of a trajectory is its process score. Depending on `by`, it is the share of turns that came
+    closer to success, the share of valid turns, or the total reward.
 
     Source: ours; StepORLM (Zhou et al. 2025), arXiv:2509.22558, asks a generative process reward model for such scores.
-    Differs: no model judges a turn. The environment does, since it can measure the distance to a success or the
-    validity of actions.
+    Differs: the environment scores a turn, not a model. The environment measures the distance to success, or knows
+    whether an action was valid.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits()
 
     by: Annotated[str, OneOf(tuple(SCORES))] = "progress"
-    """1 for a turn that brought the success nearer (progress) or could be executed (valid), else 0; or the total reward
-    for each turn (outcome)."""
+    """Score of a turn. progress: 1 if the turn came closer to success, else 0. valid: 1 if its action was valid,
+    else 0. outcome: the total reward of the trajectory."""
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
-    """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
-    or `searching`, by the environment's expert, who knows only what the episode has shown."""
+    """With `by` progress, the measure of the distance to success. shortest: the shortest path, with full knowledge of
+    the environment. searching: the path of the environment's expert, who knows only what the episode has shown."""
 
     @property
     def needs(self) -> Needs:
@@ -52,6 +54,6 @@ class ProcessScore:
         """Return the score of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
-            DataError: If it is by progress, and the remaining path of a turn was not measured.
+            DataError: If `by` is progress and the remaining path of a turn was not measured.
         """
         return [torch.tensor(SCORES[self.by](one), dtype=torch.float32) for one in group]

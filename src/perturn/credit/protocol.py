@@ -1,4 +1,4 @@
-"""A credit's contract: a group of trajectories in, a number per turn out."""
+"""Interface of a credit, which maps a group of trajectories to one number per turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,35 +12,38 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class CreditTraits:
-    """Properties of a credit, and the episodes that it takes."""
+    """Properties of a credit: the episodes that it accepts, and the gradient that it estimates."""
 
     needs_group: bool = False
-    """It compares the trajectories of a group, so that one by itself gets nothing."""
+    """Whether the credit compares the trajectories of a group. A trajectory alone in its group then gets weight 0."""
     weighs_alone: bool = False
-    """With `needs_group`: a trajectory alone in its group gets weights all the same."""
+    """With `needs_group`, whether a trajectory alone in its group still gets weights other than 0."""
     across_tasks: bool = False
-    """Its statistics run over several tasks: it is given all groups of an iteration in one call, else one per
-    call."""
+    """Whether the statistics of the credit run over several tasks. If True, one call gets all groups of an iteration;
+    if False, one call gets one group."""
     unbiased: bool = False
-    """Its expected gradient is the true gradient, up to a positive factor; `perturn check-credit` measures it."""
+    """Whether the expected gradient is the true gradient, up to a positive factor. `perturn check-credit` measures
+    this."""
     discount: float = 1.0
-    """Discount, from one turn to the next, of the return whose gradient it estimates."""
+    """Discount from one turn to the next, in [0, 1], of the return whose gradient the credit estimates."""
     trains_branches: bool = False
-    """Branches are in the group, and are trained on. Each has the `sample` of its explored episode in `origin`, and the
-    number of turns that it shares with it in `taken_over`; weights of shared turns are ignored in the branch."""
+    """Whether the group contains branches, which are trained on too. Each branch names its explored episode in
+    `origin`, and its number of shared turns in `taken_over`. A branch's weights of shared turns are ignored."""
     takes_prover: bool = False
-    """Branches may come from another policy than the explored episodes."""
+    """Whether the policy that plays the branches may differ from the policy that explored."""
     takes_unfinished: bool = False
-    """It also weighs UNFINISHED episodes, which go on in the next iteration and whose outcome is not known."""
+    """Whether the credit also weighs UNFINISHED episodes. They resume in the next iteration, so their outcome is not
+    known yet."""
     sets_clip: bool = False
-    """With `needs_group`: it has a method `clips`, which returns a factor on the clip range of each turn."""
+    """With `needs_group`, whether the credit has a method `clips` that returns a factor on each turn's clip range."""
 
 
 class Credit(Protocol):
-    """A frozen dataclass of settings that weighs the turns of a group once called.
+    """Frozen dataclass of settings that weighs the turns of a group when called.
 
-    It is given the quantities that it `needs` as keyword arguments: `tool-matches` as `tool_matches`. A quantity with
-    settings is requested by a type of `perturn.needs`, such as `Answer(last_gain=False)`, which says what is given.
+    The quantities in `needs` are passed as keyword arguments: `tool-matches` becomes `tool_matches`. A quantity that
+    has settings is requested by a type of `perturn.needs`, such as `Answer(last_gain=False)`. Its docstring describes
+    the argument that the credit gets.
 
     ```python
     @dataclass(frozen=True)
@@ -56,32 +59,32 @@ class Credit(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """Quantities that must be computed first; a property where they depend on the settings."""
+        """Quantities to compute before the call. Define a property if they depend on the settings."""
 
     @property
     def traits(self) -> CreditTraits:
-        """Its properties, and the episodes that it takes; a property where they depend on the settings."""
+        """Properties of the credit. Define a property if they depend on the settings."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""
 
     def __call__(self, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
-        """Return one tensor per trajectory, without unit [turns]."""
+        """Return the weight of each turn, one tensor per trajectory [turns]."""
 
 
 class ClipCredit(Credit, Protocol):
-    """A credit that also sets the clip range of each turn: one with the trait `sets_clip`."""
+    """Credit with the trait `sets_clip`, which also sets the clip range of each turn."""
 
     def clips(self, group: Sequence[Trajectory], **needed: Any) -> list[Tensor] | None:
         """Return a factor > 0 on the clip range of each turn, one tensor per trajectory [turns].
 
-        None: as the loss is.
+        None leaves the clip range of the loss unchanged.
         """
 
 
 @runtime_checkable
 class TurnCredit(Credit, Protocol):
-    """A credit whose number depends on the turn alone, so that a loss can ask it without a group."""
+    """Credit whose weight depends on the turn alone, so a loss can call it without a group."""
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None) -> Tensor:
         """Return the weight of each turn, without unit [turns].

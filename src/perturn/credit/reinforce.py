@@ -1,4 +1,4 @@
-"""REINFORCE++: returns whitened over all that is given, with a group's mean taken off before or without."""
+"""REINFORCE++: returns whitened over all tasks, optionally after subtracting the mean score of each task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 _VARIANCE = 1e-8
-"""Added to a variance before its root divides, as in verl."""
+"""Number added to the variance before its square root divides, as in verl."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ReinforcePlusPlus:
 
         A_it = (G_it - mean(S)) / sqrt(var(S) + 1e-8),   G_it = sum_k gamma^(k - t) r_ik,   S_i = G_i0
 
-    With `baseline`, the mean score of the task is subtracted from S_i first, and this difference is used as S_i, and
-    as G_it of every turn.
+    With `baseline`, the mean score of the task is subtracted from S_i first. The difference replaces S_i, and replaces
+    G_it at every turn.
 
     Source: Hu 2025, "REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models",
     arXiv:2501.03262.
-    Differs: a number per turn. Statistics run over trajectories (with `steps`, over turns) of all tasks of one call;
-    the papers' code runs them over tokens. Returns continue across observations; verl-agent and SkyRL set them to 0
+    Differs: one number per turn. Statistics run over the trajectories of all tasks of a call, or over their turns; the
+    published code runs them over tokens. Returns continue across observations; verl-agent and SkyRL reset them to 0
     there.
     """
 
@@ -52,16 +52,17 @@ class ReinforcePlusPlus:
     """Whether the mean score of the task is subtracted from each score first (REINFORCE++-baseline)."""
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more."""
+    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     singleton: Singleton = "zero"
-    """With `baseline`, a trajectory alone in its task: zero (it is in no statistic), or raw (its score)."""
+    """With `baseline`, score of a trajectory alone in its task. zero: 0, and the statistics exclude the trajectory.
+    raw: its own score."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -88,7 +89,7 @@ class ReinforcePlusPlus:
         return as_tensors(self._whiten(to_go, counted, values))
 
     def _take_baseline(self, group: Sequence[Trajectory], scores: list[float]) -> set[int]:
-        """Take each task's mean off its scores, in place; return those that have none and count nowhere."""
+        """Subtract each task's mean from its scores, in place; return the trajectories that statistics exclude."""
         alone = set()
         for members in by_task(group):
             if len(members) > 1:

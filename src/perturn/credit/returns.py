@@ -1,4 +1,4 @@
-"""The return that a credit starts from: which rewards count, and what an invalid action costs."""
+"""Rewards that a credit counts, and the penalty of an invalid action."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from perturn.bounds import Bound, OneOf, bounded
 from perturn.types import Status, Trajectory, unfinished
 
 Numbers = list[list[float]]
-"""A number for each turn `[trajectories][turns]`."""
+"""One number for each turn `[trajectories][turns]`."""
 
 
 def recorded_rewards(trajectory: Trajectory) -> list[float]:
-    """Return the reward of each turn as recorded [turns].
+    """Return the recorded reward of each turn, in units of reward [turns].
 
-    A trajectory that has a total reward alone has it at its last turn. A FAILED one has none: it counts with score 0.
+    If no turn has a reward, the last turn gets the total reward. In a FAILED trajectory all rewards are 0.
     """
     rewards = [turn.reward for turn in trajectory.turns]
     if trajectory.status is Status.FAILED:
@@ -23,24 +23,24 @@ def recorded_rewards(trajectory: Trajectory) -> list[float]:
 
 
 def solved(trajectory: Trajectory) -> bool:
-    """Return whether the task was solved; never in a trajectory that FAILED."""
+    """Return whether the trajectory solved its task; a FAILED trajectory did not."""
     return trajectory.success and trajectory.status is not Status.FAILED
 
 
 @dataclass(frozen=True)
 @bounded
 class Return:
-    """Rewards of the turns of a trajectory, from which every credit of a group starts."""
+    """Settings for the rewards of a trajectory's turns, from which every group credit starts."""
 
     rewards: Annotated[str, OneOf(("turns", "outcome", "success"))] = "turns"
-    """Rewards that count: turns (each as the environment gave it), outcome (their sum, at the last turn) or success
-    (1 or 0, at the last turn). An episode that is UNFINISHED has no outcome yet."""
+    """Rewards to count. turns: the environment's reward at each turn. outcome: their sum, at the last turn. success: 1
+    or 0, at the last turn. An UNFINISHED episode has no outcome or success yet, so it gets 0."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
-    """Taken off the reward of each turn whose action was invalid, in units of reward; >= 0."""
+    """Penalty subtracted from the reward of each turn whose action was invalid, in units of reward; >= 0."""
 
     def __call__(self, group: Sequence[Trajectory]) -> Numbers:
-        """Return the reward of each turn `[trajectories][turns]`."""
+        """Return the reward of each turn, in units of reward `[trajectories][turns]`."""
         return [self._rewards(trajectory) for trajectory in group]
 
     def _rewards(self, trajectory: Trajectory) -> list[float]:

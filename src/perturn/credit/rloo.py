@@ -1,4 +1,4 @@
-"""RLOO: a trajectory's score less the mean of the others'."""
+"""RLOO: a trajectory's score minus the mean score of the other trajectories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,16 @@ class RLOO(GroupCredit):
 
     Source: Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human
     Feedback in LLMs", arXiv:2402.14740, Eq. 7.
-    Differs: a number per turn. `statistics` steps works over turns, as verl-agent's code does: it leaves out one turn
-    instead of its trajectory, so the baseline contains the other turns of the trajectory. A trajectory alone in its
-    group gets 0, unless `singleton` is raw.
+    Differs: one number per turn. `statistics` steps averages over turns, as verl-agent's code does. It leaves out one
+    turn instead of a whole trajectory, so the baseline contains the other turns of the trajectory. A trajectory alone
+    in its group gets 0, unless `singleton` is raw.
     """
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps, which leaves out one turn instead of its trajectory and is
-    biased."""
+    """Unit that the baseline leaves out: trajectories (the whole trajectory), or steps (one turn, which is biased)."""
 
     singleton: Singleton = "zero"
-    """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
+    """Advantage of a trajectory alone in its group: zero, or raw (its score, as in verl)."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -1,4 +1,4 @@
-"""Credits that need no group, since each number depends on its turn alone: uniform, confidence, discount."""
+"""Credits that need no group, since each weight depends on its turn alone: uniform, confidence, discount."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def weigh_group(
     """Weigh each trajectory of a group by itself, with a credit that needs no group.
 
     Args:
-        credit: What weighs.
+        credit: Credit whose weights depend on the turn alone.
         group: Trajectories.
         reference: log pi_ref of each turn's tokens, in nats `[trajectories][turns]`, each [tokens]; None unless the
             credit needs it.
@@ -29,7 +29,7 @@ def weigh_group(
         Weights, without unit, one tensor per trajectory [turns].
 
     Raises:
-        ValueError: If the reference is needed and missing, or has not one entry per turn.
+        ValueError: If the credit needs the reference, and `reference` is None or does not have one entry per turn.
     """
     turns = [len(one.turns) for one in group]
     confidence: list[Tensor | None] = [None] * len(group)
@@ -48,7 +48,10 @@ def weigh_group(
 
 
 def _confidence(turns: Sequence[Tensor]) -> Tensor:
-    """Return the geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
+    """Return the geometric mean of pi_ref over the tokens of each turn, in (0, 1] [turns].
+
+    The sums run in the same order as in `TurnLogprobs`, so both agree to the last bit.
+    """
     counts = torch.tensor([len(turn) for turn in turns])
     turn_index = torch.arange(len(turns)).repeat_interleave(counts)
     tokens = torch.cat(list(turns))
@@ -60,7 +63,7 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
 class Uniform:
     """Weight 1 for every turn, as in a loss on whole episodes.
 
-    Source: none is needed. Turn-level credits are compared with this baseline.
+    Source: none. It is the baseline for comparisons of turn-level credits.
     Differs: nothing.
     """
 
@@ -77,16 +80,16 @@ class Uniform:
 
 
 def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: float) -> Tensor:
-    """Weigh turns of which the reference is confident lower than the others.
+    """Return a low weight for each turn that the reference is confident about, and a high weight for other turns.
 
         omega_i = low  if p_i > pivot else high,   p_i = exp(mean_j log pi_ref(y_ij))
 
     Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 9-10.
-    Differs: nothing. Read from the reference, never from the policy; carries no gradient.
+    Differs: nothing. The confidence comes from the reference, never from the policy, and carries no gradient.
 
     Args:
         confidence: p, in (0, 1] [turns].
-        pivot: Confidence up to which a turn takes the high weight, in [0, 1].
+        pivot: Largest confidence at which a turn still gets the high weight, in [0, 1].
         low: Weight of a confident turn, without unit.
         high: Weight of any other turn, without unit.
 
@@ -98,7 +101,7 @@ def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: fl
 
 @dataclass(frozen=True)
 class Confidence:
-    """Low weight for turns that the reference is confident of, high weight for all other turns.
+    """Low weight for turns that the reference is confident about, high weight for all other turns.
 
         omega_i = low if p_i > pivot, else high,   p_i = exp((1 / n_i) sum_j log pi_ref(y_ij))
 
@@ -115,7 +118,7 @@ class Confidence:
     """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: Annotated[float, POSITIVE] = 0.2
-    """Weight of a turn the reference is confident of, without unit; > 0."""
+    """Weight of a turn that the reference is confident about, without unit; > 0."""
 
     high: Annotated[float, POSITIVE] = 1.0
     """Weight of any other turn, without unit; >= low."""
@@ -142,13 +145,13 @@ class Confidence:
 
 
 def derived_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor:
-    """Return the discount of turn t of T, as it follows from the occupancy measure.
+    """Return the discount of turn t of T as derived from the occupancy measure.
 
         phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T)
 
     Source: DMPO (Shi et al. 2024), Eqs. 14-15 and Corollary 4.0.2.
-    Differs: the printed Eq. 16 lost the factor gamma^t; see printed_discount. Exact limits: gamma = 0 leaves
-    the first turn alone, gamma = 1 gives (T - t) / T.
+    Differs: the printed Eq. 16 lacks the factor gamma^t; see printed_discount. Exact limits: gamma = 0 gives 1 for the
+    first turn and 0 for the others, gamma = 1 gives (T - t) / T.
 
     Args:
         position: t, from 0 [turns], floating point; the result has its dtype.
@@ -169,22 +172,22 @@ def printed_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor
         phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T)
 
     Source: DMPO (Shi et al. 2024), Eq. 16.
-    Differs: nothing. Contradicts Corollary 4.0.2 of the paper: gamma = 0 gives 1 for every turn. gamma = 1 is
+    Differs: nothing. gamma = 0 gives 1 for every turn, which contradicts Corollary 4.0.2 of the paper. gamma = 1 gives
     the exact limit (T - t) / T.
 
-    Args and Returns: as of derived_discount.
+    Args and Returns: the same as in derived_discount.
     """
     if gamma == 0:
         return torch.ones_like(position)
     if gamma == 1:
         return (turns - position) / turns
-    # 1 - gamma^k as -expm1(k log gamma): keeps its digits when gamma is near 1.
+    # 1 - gamma^k is computed as -expm1(k log gamma), which stays accurate when gamma is near 1.
     log_gamma = math.log(gamma)
     return torch.expm1((turns - position) * log_gamma) / torch.expm1(turns * log_gamma)
 
 
 DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "printed": printed_discount}
-"""Discount by name."""
+"""Name of a discount -> function that computes it."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Discount:
         phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T)          derived
         phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T)                  printed
 
-    T counts the turns of the episode. See `derived_discount` and `printed_discount`.
+    T is the number of turns of the episode. See `derived_discount` and `printed_discount`.
 
     Source: DMPO (Shi et al. 2024), Eqs. 14-15; as printed, Eq. 16.
     Differs: see `derived_discount`.
@@ -204,10 +207,11 @@ class Discount:
     needs: ClassVar[Needs] = ()
 
     gamma: Annotated[float, SHARE] = 0.7
-    """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""
+    """Discount from one turn to the next, in [0, 1]. At 1 the weight falls linearly with t. At 0 `derived` weighs the
+    first turn alone."""
 
     discount: Annotated[str, OneOf(tuple(DISCOUNTS))] = "derived"
-    """derived: phi as Eqs. 14-15 give it. printed: phi as Eq. 16 prints it, without gamma^t."""
+    """Formula of phi. derived: from Eqs. 14-15. printed: Eq. 16 as printed, without gamma^t."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -1,4 +1,4 @@
-"""TRLOO: a turn's return less the mean return of other trajectories from the same turn on."""
+"""TRLOO: a turn's return minus the mean return of other trajectories from the same turn on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ class TRLOO(GroupCredit):
 
     Source: "Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations", whose abstract names the
     turn-level leave-one-out and the bias of a group that contains the turn itself.
-    Differs: the abstract does not cover turns that no other trajectory reached. There b_it is (mean return of the
-    other trajectories minus the reward collected before t) / gamma^t, which keeps the credit unbiased. `lam` below 1
-    mixes in the baseline of the next turn, as in GAE; this is Perturn's addition. The abstract has gamma = 1. With a
-    smaller gamma, the factor gamma^t of the discounted objective is left out. A trajectory alone in its group gets 0.
+    Differs: the abstract does not cover turns that no other trajectory reached. Their b_it is (mean return of the other
+    trajectories minus the reward collected before t) / gamma^t, which keeps the credit unbiased. `lam` below 1 mixes in
+    the baseline of the next turn, as in GAE; this is Perturn's addition. The abstract has gamma = 1. For a smaller
+    gamma, the credit omits the factor gamma^t of the discounted objective. A trajectory alone in its group gets 0.
     """
 
     gamma: Annotated[float, Bound(above=0, most=1)] = 1.0
     """Discount from one turn to the next, in (0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values a baseline replaces
-    distant rewards."""
+    """Lambda of GAE, in [0, 1]. At 1 an advantage counts all later rewards; at smaller values the baselines of later
+    turns replace distant rewards."""
 
     @property
     def traits(self) -> CreditTraits:
@@ -58,7 +58,7 @@ class TRLOO(GroupCredit):
     def _baselines(
         self, i: int, rewards: list[float], same: Sequence[Mapping[int, float]], others: float
     ) -> list[float]:
-        """Return b_it of one trajectory, in units of reward [turns]."""
+        """Return the baseline b_it of each turn of one trajectory, in units of reward [turns]."""
         collected, found = 0.0, []
         for t, reward in enumerate(rewards):
             found.append(same[t].get(i, (others - collected) / self.gamma**t))

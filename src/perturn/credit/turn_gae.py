@@ -16,17 +16,18 @@ from perturn.needs import Needs, Values
 from perturn.types import Status, Trajectory, came_back, failed, unfinished
 
 TokenValues = Sequence[Sequence[Sequence[float] | Tensor | float]]
-"""V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
+"""V at the tokens of each turn `[trajectories][turns][tokens]`, or at its first token alone `[trajectories][turns]`; in
+units of reward."""
 
 Lengths = Sequence[Sequence[int]]
-"""Tokens of each turn `[trajectories][turns]`."""
+"""Number of tokens of each turn `[trajectories][turns]`."""
 
 
 def token_values(group: Sequence[Trajectory], values: TokenValues | None) -> list[Numbers]:
-    """Return V at the tokens of each turn `[trajectories][turns][tokens]`.
+    """Check V at the tokens of each turn, and return it as Python floats `[trajectories][turns][tokens]`.
 
     Raises:
-        ValueError: If it is missing, or has not one entry with a value for each turn.
+        ValueError: If `values` is None, or does not have at least one value for each turn.
     """
     if values is None:
         raise ValueError("this credit needs values=, V at the tokens of each turn of each trajectory.")
@@ -48,29 +49,29 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    If an episode resumes in the next iteration (explorer `window`), V of its last turn replaces the missing value
-    after it. V is then learned from the other episodes alone. `truncated: bootstrap` does the same for episodes that
-    a limit cut.
+    If an episode resumes in the next iteration (explorer `window`), V of its last turn replaces the unknown value after
+    this turn. V is not trained on such an episode. `truncated: bootstrap` treats an episode cut by a limit in the same
+    way.
 
-    Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. Episodes
-    that are not over: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: nothing. V at the first token of a turn depends on the state and not on the action. At the last token it
-    would depend on the action, and not be a baseline. Boundaries come from the turns, never from rewards.
+    Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. For
+    episodes that resume: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
+    Differs: nothing. The baseline is V at the first token of a turn, which depends on the state and not on the action;
+    V at the last token depends on the action. Turns are delimited by their tokens, never by rewards.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values V replaces distant
+    """Lambda of GAE, in [0, 1]. At 1 an advantage counts all later rewards; at smaller values V replaces distant
     rewards."""
 
     truncated: Annotated[str, OneOf(("end", "bootstrap"))] = "end"
-    """How to treat an episode that a limit of Perturn cut. end: the return after the limit is 0. bootstrap: V of the
-    last turn replaces the missing return."""
+    """How to treat an episode cut by a limit, such as the maximum number of turns. end: the return after the limit
+    is 0. bootstrap: V of the last turn replaces the missing return."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     @property
     def needs(self) -> Needs:
@@ -84,9 +85,10 @@ class TurnGAE:
         return CreditTraits(unbiased=unbiased, takes_unfinished=True, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
-        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`.
+        """Return the regression target of V at the first token of each turn `[trajectories][turns][1]`.
 
-        It is NaN in an episode whose rest is not known: that goes on, or was to go on and did not.
+        The target is the return from the turn on. It is NaN if the return is not known: in an episode that resumes
+        later, and in an episode that FAILED before it could resume.
         """
         return [
             [[nan if unknown else each] for each in returns_to_go(rewards, self.gamma)]
@@ -95,7 +97,7 @@ class TurnGAE:
         ]
 
     def _goes_on(self, trajectory: Trajectory) -> bool:
-        """Return whether something comes after the last turn, or would have."""
+        """Return whether the episode continues after its last turn, or would have without the limit."""
         return unfinished(trajectory) or (self.truncated == "bootstrap" and trajectory.truncated)
 
     def __call__(
@@ -112,12 +114,12 @@ class TurnGAE:
         )
 
     def _paid(self, group: Sequence[Trajectory]) -> Numbers:
-        """Return rewards that count, without an outcome where something comes after, whose V has it."""
+        """Return the reward of each turn. An episode that continues has no outcome here, since V replaces it."""
         return self.returns(
             [replace(one, status=Status.UNFINISHED) if self._goes_on(one) else one for one in group]
         )
 
 
 def _was_lost(trajectory: Trajectory) -> bool:
-    """Return whether an episode that was to go on FAILED before it had, which says nothing of the turns that it had."""
+    """Return whether a resumed episode FAILED while its earlier turns were restored, so its outcome is unknown."""
     return failed(trajectory) and trajectory.taken_over > 0 and not came_back(trajectory)

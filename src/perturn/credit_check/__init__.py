@@ -1,1 +1,1 @@
-"""The bias meter: how biased and how noisy a credit is, exactly, on small decision processes."""
+"""Bias meter: measure the bias and the noise of a credit exactly, on small decision processes."""

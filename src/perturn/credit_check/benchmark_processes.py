@@ -1,7 +1,7 @@
-"""The three decision processes of AgentCreditBench 0.5, written from their definitions, under its policies.
+"""The three decision processes of AgentCreditBench 0.5, rebuilt from their definitions, with its policies.
 
-Source: `hectopascal/agent-credit-bench`, `src/agent_credit_bench/envs`, with the defaults there. A state holds for one
-turn. The delayed effect has a horizon of 3, since all groups are listed.
+Source: `hectopascal/agent-credit-bench`, `src/agent_credit_bench/envs`, with the defaults there. Each turn has its own
+states. The process "delayed effect" has a horizon of 3, which keeps the list of all groups short.
 """
 
 from perturn.credit_check.processes import Outcome, Process
@@ -12,7 +12,7 @@ def _chance(probability: float) -> tuple[Outcome, ...]:
 
 
 def _same(outcomes: tuple[Outcome, ...]) -> dict[str, tuple[Outcome, ...]]:
-    """Return two actions that do the same."""
+    """Return two actions with the same outcomes."""
     return {"this": outcomes, "that": outcomes}
 
 
@@ -28,7 +28,7 @@ DELAYED_EFFECT = Process(
     dict.fromkeys(range(5), (0.0, 0.0)),
     horizon=3,
 )
-"""The first action decides; those after it change nothing, and have an advantage of 0."""
+"""The first action decides the chance of success. Later actions change nothing, so their advantage is 0."""
 
 RECOVERY = Process(
     "recovery",
@@ -39,7 +39,7 @@ RECOVERY = Process(
     {0: (0.0, 0.0), 1: (0.0, 0.0)},
     horizon=2,
 )
-"""A mistake, which a later action repairs."""
+"""A later action can repair a mistake."""
 
 VARIABLE_HORIZON = Process(
     "variable horizon",
@@ -53,6 +53,6 @@ VARIABLE_HORIZON = Process(
     {**dict.fromkeys(range(4), (0.0, 0.0)), 4: (0.0,)},
     horizon=5,
 )
-"""One may stop at each turn, for a reward that depends on the turn."""
+"""The agent may stop at each turn, for a reward that depends on the turn."""
 
 AGENT_CREDIT_BENCH = (DELAYED_EFFECT, RECOVERY, VARIABLE_HORIZON)

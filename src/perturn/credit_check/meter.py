@@ -1,7 +1,7 @@
-"""Measure bias and noise of a credit exactly, by listing every group that small decision processes can give.
+"""Measure the bias and the noise of a credit exactly, by listing every possible group of small decision processes.
 
-The gradient that a group of N trajectories gives is g = (1/N) sum_i sum_t A_it grad log pi(a_it | s_it). Its
-expectation over all groups is compared with the true gradient of the expected return.
+The gradient estimate from a group of N trajectories is g = (1/N) sum_i sum_t A_it grad log pi(a_it | s_it). Its
+expected value over all groups is compared with the true gradient of the expected return.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,33 +20,38 @@ from perturn.needs import keyword, names_of
 from perturn.quantities import Ground, wanted
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Largest relative bias that is called none, by the dtype of a credit's numbers; far above rounding here."""
+"""Largest relative bias of a credit that counts as unbiased, by the dtype of its weights. Rounding errors are far
+smaller."""
 
 _NOTHING = 1e-12
-"""Length of E[g], relative to the true gradient, below which it is rounding alone."""
+"""Length of E[g], relative to the true gradient, below which E[g] counts as 0 up to rounding."""
 
 SIZES = (2, 3, 4)
-"""Trajectories in a group."""
+"""Numbers of trajectories in a group for which a credit is measured."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A credit on one process, with groups of one size. E[g] is its expected gradient, G the true one."""
+    """Bias and noise of a credit on one process, for one group size.
+
+    E[g] is the expected gradient estimate, and G the true gradient.
+    """
 
     process: str
+    """Name of the process."""
     trajectories: int
-    """N, in a group."""
+    """Number N of trajectories in a group; for a credit that trains on branches, number of trees."""
     cosine: float
-    """Cosine between E[g] and G; below 0 the policy is made worse."""
+    """Cosine between E[g] and G. Below 0, training makes the policy worse."""
     scale: float
-    """Factor c = E[g].G / G.G that E[g] has on G; learning rates make up for it."""
+    """Projection c = E[g].G / G.G of E[g] on G. The learning rate can compensate for a factor c > 0."""
     relative_bias: float
-    """Rest that no positive factor makes up for: |E[g] - c G| / (c |G|), the tangent of the angle between the two;
-    infinite where the cosine is not above 0."""
+    """Relative bias |E[g] - c G| / (c |G|), the tangent of the angle between E[g] and G. The learning rate cannot
+    compensate for it. It is infinite unless the cosine is above 0."""
     noise: float
-    """Standard deviation of g, over all its directions, relative to |E[g]|; infinite where E[g] is 0."""
+    """Square root of the total variance of g, relative to |E[g]|; infinite if E[g] is 0."""
     tolerance: float
-    """Largest relative bias that is called none."""
+    """Largest relative bias that counts as unbiased."""
 
     @property
     def is_unbiased(self) -> bool:
@@ -57,26 +62,28 @@ class Measurement:
 def check_credit(
     credit: Credit, gamma: float | None = None, processes: Sequence[Process] = PROCESSES
 ) -> list[Measurement]:
-    """Measure a credit on every process, with groups of every size.
+    """Measure the bias and the noise of a credit on every process, for every group size of `SIZES`.
 
     Args:
-        credit: A credit. It gets the exact value of each quantity that it needs, by `Quantity.exact`. With the trait
-            `takes_prover`, branches are played by a prover that takes all actions of a state with equal probability.
-            With `trains_branches`, a group has this number of trees: episodes, each with a branch from its third turn.
-        gamma: Discount of the return whose gradient is the true one; None: the credit's own.
-        processes: What to measure it on.
+        credit: The credit. It gets the exact value of each quantity that it needs (`Quantity.exact`). With the trait
+            `takes_prover`, a prover plays the branches, taking all actions of a state with equal probability. With
+            `trains_branches`, the group size is a number of trees. A tree is an episode with a branch
+            from its third turn.
+        gamma: Discount of the return whose gradient counts as the true gradient; None: the discount of the credit.
+        processes: Decision processes on which to measure.
 
     Returns:
-        A measurement for each process and size.
+        One measurement for each process and group size.
     """
     return [measure(credit, process, size, gamma) for process in processes for size in SIZES]
 
 
 def measure(credit: Credit, process: Process, size: int, gamma: float | None = None) -> Measurement:
-    """Measure a credit on one process, with groups of one size; see `check_credit`.
+    """Measure the bias and the noise of a credit on one process, for one group size; see `check_credit`.
 
     Raises:
-        ValueError: If the credit needs what is not known here, or does not give one number per turn.
+        ValueError: If a quantity that the credit needs has no exact value, or the credit does not return one number
+            per turn.
     """
     episodes = process.episodes
     discount = credit.traits.discount if gamma is None else gamma
@@ -91,17 +98,20 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
 def tree_estimates(
     credit: Credit, episodes: Episodes, size: int, every: int = 2, samples: int = 1
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the gradient that each group of trees gives, its chance, and the tolerance of the credit's numbers.
+    """Return the gradient estimate and the probability of each group of trees, and the largest bias to tolerate.
 
     Args:
         credit: A credit that trains on branches.
-        episodes: All of the process.
-        size: Trees of a group.
-        every: Turns from one branching turn to the next.
-        samples: Branches from each.
+        episodes: All episodes of the process.
+        size: Number of trees in a group.
+        every: Number of turns from one branching turn to the next.
+        samples: Number of branches at each branching turn.
+
+    Returns:
+        Estimates [groups, parameters], probabilities [groups], and the tolerance for the dtype of the weights.
 
     Raises:
-        ValueError: If the credit needs anything, or does not give one number per turn.
+        ValueError: If the credit needs any quantity, or does not return one number per turn.
     """
     if credit.needs:
         raise ValueError(
@@ -119,7 +129,7 @@ def tree_estimates(
 
 
 def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> tuple[Tensor, Tensor, float]:
-    """Return the gradient that each group of episodes gives, its chance, and the tolerance of the credit's numbers."""
+    """Return the gradient estimate and the probability of each group of episodes; see `tree_estimates`."""
     groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
     found, dtypes = zip(*_advantages(credit, episodes, groups, gamma), strict=True)
     members = torch.tensor(groups)
@@ -130,10 +140,10 @@ def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> t
 
 
 def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], horizon: int) -> Tensor:
-    """Return numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
+    """Return the weights of a credit padded with 0 after the end of each episode, float64 [trajectories, turns].
 
     Raises:
-        ValueError: If they are not one per turn.
+        ValueError: If the credit did not return one weight per turn.
     """
     if [len(one) for one in found] != list(lengths):
         raise ValueError(
@@ -149,10 +159,11 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
 def summary(
     name: str, credit: Credit, gamma: float | None = None, processes: Sequence[Process] = PROCESSES
 ) -> dict[str, Any]:
-    """Return all measurements of a credit as plain data.
+    """Return all measurements of a credit as plain data, for JSON.
 
-    Returns: `credit`, `needs`, `notes` (on the exact values of these), `gamma` (of the objective), `claims_unbiased`,
-        `unbiased` (measured), `measurements` (each with the fields of Measurement; None for infinite values).
+    Returns: `credit`, `needs`, `notes` (on the exact values of the needed quantities), `gamma` (of the objective),
+        `claims_unbiased`, `unbiased` (as measured), `measurements` (each with the fields of Measurement; None for an
+        infinite value).
     """
     found = check_credit(credit, gamma, processes)
     return {
@@ -175,7 +186,7 @@ def summary(
 def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
-    """Yield the credit's numbers for each group, 0 after an episode's end [trajectories, turns], and their dtype."""
+    """Yield the credit's weights for each group, 0 after an episode's end [trajectories, turns], and their dtype."""
     prover = episodes.process.prover.episodes if credit.traits.takes_prover else episodes
     ground = Ground(episodes, gamma, prover)
     exact = {
@@ -195,7 +206,13 @@ def _advantages(
 
 
 def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:
-    """Return cosine, scale, relative bias and noise of the gradients that all groups give."""
+    """Return the cosine, scale, relative bias and noise of the gradient estimates; see `Measurement`.
+
+    Args:
+        estimates: Gradient estimate of each group [groups, parameters].
+        chances: Probability of each group [groups].
+        true: True gradient [parameters].
+    """
     expected = chances @ estimates
     length, size = float(expected.norm()), float(true.norm())
     if length <= _NOTHING * max(size, 1.0) or not size:

@@ -1,4 +1,4 @@
-"""Small decision processes whose episodes can all be listed: the ground on which `meter` measures a credit."""
+"""Small decision processes whose episodes can all be listed, on which `meter` measures a credit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,39 +13,40 @@ from perturn.types import Action, Task, Trajectory, Turn
 
 @dataclass(frozen=True)
 class Outcome:
-    """Something that can follow an action."""
+    """One possible outcome of an action."""
 
     probability: float = 1.0
     reward: float = 0.0
     to: int | None = None
-    """The next state; None: the episode ends."""
+    """Next state; None: the episode ends."""
     success: bool = False
 
 
 @dataclass(frozen=True)
 class Process:
-    """States, the actions of each with a logit under a softmax policy, and the outcomes; it begins in state 0."""
+    """Decision process with a softmax policy. Episodes start in state 0."""
 
     name: str
     actions: Mapping[int, Mapping[str, tuple[Outcome, ...]]]
-    """For each state, the outcomes of each action."""
+    """State -> action -> possible outcomes of the action."""
     logits: Mapping[int, tuple[float, ...]]
-    """For each state, a logit for each action; gradients are taken with respect to these logits."""
+    """State -> logit of each action under the policy; gradients are taken with respect to these logits."""
     horizon: int
+    """Largest number of turns of an episode."""
 
     @cached_property
     def episodes(self) -> "Episodes":
-        """All episodes."""
+        """All episodes of the process under its policy."""
         return Episodes(self)
 
     @cached_property
     def prover(self) -> "Process":
-        """The process under a policy that takes all actions of a state with equal probability."""
+        """The same process with a policy that takes all actions of a state with equal probability."""
         return replace(self, logits={state: (0.0,) * len(own) for state, own in self.logits.items()})
 
     @cached_property
     def turns_to_success(self) -> dict[int, int]:
-        """Least number of turns to a success, by state, with the best outcomes; of states that can succeed."""
+        """State -> smallest number of turns to a success, for all states from which a success is possible."""
         found: dict[int, int] = {}
         for turns in range(1, len(self.actions) + 1):
             reached = {
@@ -70,15 +71,15 @@ class Step:
 
     state: int
     action: int
-    """Index among the actions of the state."""
+    """Index of the action among the actions of the state."""
     reward: float
 
 
 class Episodes:
-    """All episodes of a process: their probabilities, the score of each turn, and the value of each state."""
+    """All episodes of a process, with their probabilities, the score of each turn, and the value of each state."""
 
     def __init__(self, process: Process) -> None:
-        """List them."""
+        """List all episodes of the process."""
         self.process = process
         self._offset, self.parameters = {}, 0
         for state, logits in process.logits.items():
@@ -89,15 +90,15 @@ class Episodes:
         probabilities: list[float] = []
         self._extend([], 0, 1.0, probabilities)
         self.probability = torch.tensor(probabilities, dtype=torch.float64)
-        """Values, one per episode [episodes]."""
+        """Probability of each episode under the policy [episodes]."""
         self.score = torch.zeros(len(self.steps), process.horizon, self.parameters, dtype=torch.float64)
-        """Gradient of log pi of each turn's action; 0 after the end [episodes, turns, parameters]."""
+        """Gradient of log pi(action | state) at each turn; 0 after the end [episodes, turns, parameters]."""
         for i, steps in enumerate(self.steps):
             for t, step in enumerate(steps):
                 self.score[i, t] = self._score(step)
 
     def _extend(self, steps: list[Step], state: int, probability: float, found: list[float]) -> None:
-        """List the episodes that go on from a state."""
+        """List all continuations of an unfinished episode, given its steps, its next state and its probability."""
         for index, (chosen, outcomes) in enumerate(
             zip(self.process.policy(state), self.process.actions[state].values(), strict=True)
         ):
@@ -120,7 +121,7 @@ class Episodes:
         return score
 
     def value(self, state: int, turn: int, gamma: float) -> float:
-        """Return the exact value of a state at a turn, in units of reward."""
+        """Return the exact expected return from a state at a turn, in units of reward."""
         if turn == self.process.horizon:
             return 0.0
         return fsum(
@@ -129,7 +130,7 @@ class Episodes:
         )
 
     def action_value(self, step: Step, turn: int, gamma: float) -> float:
-        """Return the exact value of an action of a state at a turn, whatever follows it, in units of reward."""
+        """Return the exact expected return of an action in a state at a turn, in units of reward."""
         outcomes = list(self.process.actions[step.state].values())[step.action]
         return fsum(
             outcome.probability
@@ -141,11 +142,11 @@ class Episodes:
         )
 
     def values(self, gamma: float, player: "Episodes | None" = None) -> list[Tensor]:
-        """Return the exact value of the state of each turn of each episode [turns].
+        """Return the exact value of each turn's state, in units of reward, one tensor per episode [turns].
 
         Args:
             gamma: Discount from one turn to the next.
-            player: Episodes under another policy, whose values they are then; None: this one.
+            player: Episodes of the policy whose values are returned; None: this object's policy.
         """
         value = (player or self).value
         return [
@@ -154,7 +155,7 @@ class Episodes:
         ]
 
     def chance(self, state: int, turn: int) -> float:
-        """Return the exact chance that an episode ends with a success from a state at a turn on."""
+        """Return the exact probability that an episode in this state, at this turn, ends with a success."""
         return fsum(
             chosen * outcome.probability * (1.0 if outcome.success else self._chance_after(outcome, turn))
             for chosen, outcomes in zip(
@@ -177,7 +178,12 @@ class Episodes:
         return torch.einsum("e,etp->p", self.probability * returns, self.score)
 
     def trajectory(self, episode: int, sample: int) -> Trajectory:
-        """Return an episode as it would be recorded."""
+        """Return an episode as a recorded trajectory.
+
+        Args:
+            episode: Index of the episode.
+            sample: Sample number of the trajectory.
+        """
         names = {state: list(actions) for state, actions in self.process.actions.items()}
         turns = tuple(
             Turn(
@@ -239,6 +245,11 @@ PROCESSES: tuple[Process, ...] = (
         horizon=3,
     ),
 )
-"""A state that is revisited, with a reward for the outcome; the same with a bonus that makes a turn more worth about as
-much as finishing, so that little turns the sign; branches of unequal length and difficulty; a late state that two paths
-share."""
+"""Processes on which `perturn check-credit` measures a credit.
+
+- loop: a state that is visited again, and a reward at the end.
+- neutral loop: as loop, with a bonus for staying. Staying is worth about as much as finishing, so a small bias changes
+  the sign of the gradient.
+- fork: branches of unequal length and difficulty.
+- shared end: two paths lead to the same late state.
+"""

@@ -1,4 +1,4 @@
-"""Entries of quantities for episodes without a policy: exact ones, on a process with the states of the episodes."""
+"""Stand-in values of quantities for tests and timings, computed from the states of episodes without a policy."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -15,7 +15,7 @@ from perturn.types import Trajectory, Turn
 
 
 def _ends(reward: float, chance: float) -> tuple[Outcome, ...]:
-    """Return a success with some chance, and a failure with the rest; the episode is over in both."""
+    """Return two outcomes that end the episode: a success with probability `chance`, and a failure otherwise."""
     return (Outcome(chance, reward, success=True), Outcome(1 - chance))
 
 
@@ -31,17 +31,17 @@ _PROCESS = Process(
     {0: (0.2, -0.1), 1: (0.3, 0.0), 2: (0.0, 0.4), 3: (-0.5, 0.1), 4: (0.7, 0.2)},
     horizon=1,
 )
-"""Every state ends at once, so that its values depend on nothing but the state."""
+"""Every episode ends after one turn, so a value depends on the state alone."""
 
 
 def stand_ins(need: str | Need, episodes: Sequence[Trajectory]) -> Sequence[Any]:
-    """Return an entry of a quantity for each episode, as a credit is given it.
+    """Return stand-in values of a quantity, one entry per episode, in the form that a credit gets.
 
-    They follow from the states of the episode alone, and do not depend on its rewards: numbers for tests and timings.
+    The values depend on the states of the episodes alone, and not on the rewards. They serve tests and timings.
 
     Args:
-        need: The quantity, which has an exact value.
-        episodes: Of any length.
+        need: The quantity; it must have an exact value.
+        episodes: Trajectories of any length.
     """
     quantity, request = find(need)
     every = copy(Episodes(_PROCESS))
@@ -53,6 +53,6 @@ def stand_ins(need: str | Need, episodes: Sequence[Trajectory]) -> Sequence[Any]
 
 
 def _step(turn: Turn) -> Step:
-    """Return the step of a turn: by its state key alone."""
+    """Map a turn to a step of the stand-in process, by a hash of its state key."""
     number = crc32(repr(turn.state_key).encode())
     return Step(number // 2 % len(_PROCESS.actions), number % 2, 0.0)

@@ -1,6 +1,6 @@
-"""Enumerate the groups of trees that a small decision process gives when episodes branch, with their probabilities.
+"""List all groups of trees (episodes and their branches) of a small decision process, with their probabilities.
 
-The ground on which `meter` measures a credit that trains on branches.
+`meter` uses these groups to measure credits that train on branches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,20 +14,22 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class ListedTree:
-    """An explored episode and its branches, by their index among all episodes."""
+    """An explored episode and its branches, as indices among all episodes of the process."""
 
     explored: int
+    """Index of the explored episode."""
     branches: tuple[tuple[int, int], ...]
-    """Turn that it begins at, and episode, of each."""
+    """First own turn of each branch, and the index of its episode."""
     probability: float
+    """Probability of the tree."""
 
     def trajectories(self, episodes: Episodes, origin: int, first: int) -> list[Trajectory]:
-        """Return the groups in the form of a recording.
+        """Return the episodes of the tree as recorded trajectories, the explored episode first.
 
         Args:
-            episodes: All of the process.
-            origin: Sample of the explored one.
-            first: Sample of the first branch; those after it count on.
+            episodes: All episodes of the process.
+            origin: Sample number of the explored episode.
+            first: Sample number of the first branch; the other branches get the next numbers.
         """
         return [
             episodes.trajectory(self.explored, origin),
@@ -47,10 +49,10 @@ def list_trees(
     """Return all trees of a process.
 
     Args:
-        episodes: All of the process.
-        every: Turns from one branching turn to the next.
-        samples: Branches from each.
-        forked: Whether a branch starts at this turn of an episode, by the turn's index.
+        episodes: All episodes of the process.
+        every: Number of turns from one branching turn to the next.
+        samples: Number of branches at each branching turn.
+        forked: Function from the index of an episode and of a turn to whether branches start at this turn.
     """
     found = []
     for explored, steps in enumerate(episodes.steps):
@@ -66,7 +68,7 @@ def list_trees(
 def _played_on(
     episodes: Episodes, explored: int, turn: int, samples: int
 ) -> list[tuple[tuple[tuple[int, int], ...], float]]:
-    """Return all that can be played from before a turn, in whatever order, and the chance of each."""
+    """Return all sets of branches that can start at a turn, ignoring their order, and the probability of each set."""
     begun = episodes.steps[explored][:turn]
     state = episodes.steps[explored][turn].state
     same = [
@@ -93,7 +95,7 @@ def orders(drawn: Sequence[int]) -> int:
 def list_groups(
     episodes: Episodes, trees: Sequence[ListedTree], size: int
 ) -> Iterator[tuple[list[Trajectory], list[int], float]]:
-    """Yield all groups of a number of trees: trajectories, their indices among all episodes, and the probability."""
+    """Yield each group of `size` trees: its trajectories, their episode indices, and the probability of the group."""
     for drawn in combinations_with_replacement(range(len(trees)), size):
         group: list[Trajectory] = []
         members: list[int] = []

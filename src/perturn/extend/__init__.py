@@ -1,7 +1,7 @@
-"""Names that entries of other packages may import, without torch: types, settings, needs, interfaces of the tables.
+"""Names that third-party packages may import: types, settings, needs, and interfaces of the tables.
 
-`perturn.extend.tensors` is for credits and losses, and `perturn.extend.quantity_tools` for quantities.
-Our own `perturn.methods` imports nothing else of Perturn.
+This module does not import torch. Credits and losses also import `perturn.extend.tensors`, and quantities
+`perturn.extend.quantity_tools`. Perturn's own package `perturn.methods` imports only these three modules of Perturn.
 """
 
 from perturn.backends.local_backend import LocalBackend

@@ -1,4 +1,4 @@
-"""Names that a quantity may import besides `perturn.extend`: its interface, open policies, passes of a model, calls."""
+"""Names that a quantity may import besides `perturn.extend`: its interface, loaded policies, and forward passes."""
 
 from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.config.sections import TOKEN_BUDGET

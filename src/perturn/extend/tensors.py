@@ -1,4 +1,4 @@
-"""Names that a credit, a loss or an input of each token may import besides `perturn.extend`. It loads torch."""
+"""Names that a credit, a loss or a per-token input may import besides `perturn.extend`. It imports torch."""
 
 from perturn.credit import CREDITS, ClipCredit, Credit, CreditTraits, TurnCredit
 from perturn.credit.answer_gains import GAINS, Answers, answer_numbers, information_gains, turn_gains

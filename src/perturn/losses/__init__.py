@@ -1,6 +1,7 @@
-"""Losses: pure mathematics on log-probabilities. Torch and the standard library alone.
+"""Losses: pure functions of log-probabilities, which import torch and the standard library alone.
 
-A loss is a frozen dataclass of its settings. Called on two sides it returns one value per pair:
+A loss is a frozen dataclass of settings. Called on the chosen and the rejected trajectories, it returns one value per
+pair:
 
     >>> from perturn.losses import LOSSES, TurnLogprobs
     >>> chosen = TurnLogprobs.from_nested([[[-0.1, -0.2], [-1.0]]], [[[-0.3, -0.4], [-2.0]]])
@@ -38,6 +39,6 @@ LOSSES: Table[type[Loss]] = Table(
         "ppo-clip": PPOClip,
     },
 )
-"""Loss by name: the frozen dataclass that holds its settings and computes it."""
+"""Name of a loss -> its class, a frozen dataclass of settings that is called on log-probabilities."""
 
 __all__ = ["LOSSES", "TOKEN_INPUTS", "Loss", "LossTraits", "TurnLogprobs"]

@@ -1,8 +1,8 @@
-"""Shared part of the density-ratio losses: Bregman kernels, the loss on log-ratios, and the values logged beside it.
+"""Shared code of the density-ratio losses: Bregman kernels, the loss on log-ratios, and its diagnostics.
 
-The loss needs two functions of the ratio r: the derivative f'(r), taken on the chosen side, and the conjugate
-f'(r) r - f(r), taken on the rejected side. Both are written on log r, clamped to +-max_log_ratio where it is
-exponentiated; a clamped value passes no gradient.
+The loss uses two functions of the ratio r: the derivative f'(r) on the chosen side, and the conjugate f'(r) r - f(r) on
+the rejected side. Both are computed from log r. Before log r is exponentiated, it is clamped to +-max_log_ratio; a
+clamped value passes no gradient.
 
 | kernel | f(r) | f'(r) | f'(r) r - f(r) |
 |---|---|---|---|
@@ -24,11 +24,11 @@ from torch import Tensor
 from perturn.bounds import POSITIVE, check_bounds
 
 LARGEST_EXPONENT = 80.0
-"""The largest exponent a kernel may reach: e^80 = 5.5e34, and float32 ends at 3.4e38."""
+"""Largest exponent that a kernel may compute: e^80 = 5.5e34, and the largest float32 is 3.4e38."""
 
 
 def lsif(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return least squares.
+    """Return the derivative and the conjugate of the least-squares kernel (LSIF) [pairs].
 
     Source: tlm-DRE, Appendix A, Eqs. 18-19, after Kanamori et al. 2009.
     Differs: log r is clamped.
@@ -37,7 +37,7 @@ def lsif(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tens
 
 
 def ukl(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return unnormalized Kullback-Leibler.
+    """Return the derivative and the conjugate of the unnormalized Kullback-Leibler kernel (UKL) [pairs].
 
     Source: tlm-DRE, Appendix A, Eqs. 20-21, after Nguyen et al. 2010.
     Differs: log r is clamped in the conjugate alone; the derivative is log r itself and keeps its gradient.
@@ -46,22 +46,22 @@ def ukl(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tenso
 
 
 def bce(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return binary cross-entropy, or binary Kullback-Leibler.
+    """Return the derivative and the conjugate of the binary cross-entropy (binary Kullback-Leibler) kernel [pairs].
 
     Source: tlm-DRE, Appendix A, Eqs. 22-23, after Hastie 2009.
     Differs: the last term of the printed Eq. 23, r* log(r / r*), has the wrong sign: Eq. 22 in Eq. 3 gives
-    r* log(r* / r). The loss does not contain it. Nothing is exponentiated, so nothing is clamped.
+    r* log(r* / r). The loss does not contain this term. Nothing is exponentiated, so nothing is clamped.
     """
-    return F.logsigmoid(log_ratio), -F.logsigmoid(-log_ratio)  # the same, without exponentiating
+    return F.logsigmoid(log_ratio), -F.logsigmoid(-log_ratio)  # equal to the formula, without exponentials
 
 
 def basu(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return Basu's power divergence.
+    """Return the derivative and the conjugate of Basu's power divergence [pairs].
 
     Source: tlm-DRE, Appendix A, Eqs. 24-25, after Basu et al. 1998.
     Differs: log r is clamped. alpha -> 0 gives UKL, with f' larger by the constant 1.
     """
-    # The same as the formula, without its cancellation for small alpha.
+    # Equal to the formula, but without cancellation for small alpha.
     derivative = 1 + (1 + alpha) * torch.expm1(alpha * clamped) / alpha
     return derivative, ((1 + alpha) * clamped).exp()
 
@@ -72,7 +72,8 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
     "bce": bce,
     "basu": basu,
 }
-"""Kernel by name: from log r [pairs], the same clamped, and alpha, to its derivative and its conjugate [pairs]."""
+"""Name of a kernel -> function that returns its derivative and its conjugate [pairs]. Its arguments are log r, log r
+after clamping [pairs], and alpha."""
 
 _GROWTH: dict[str, Callable[[float], float]] = {
     "ukl": lambda alpha: 1,
@@ -80,31 +81,30 @@ _GROWTH: dict[str, Callable[[float], float]] = {
     "bce": lambda alpha: 1,
     "basu": lambda alpha: 1 + alpha,
 }
-"""Highest power of r in the two terms, by name, from alpha."""
+"""Name of a kernel -> function from alpha to the highest power of r in the derivative and the conjugate."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with the settings of a loss.
+    """Bregman kernel with its settings.
 
     Raises:
-        ValueError: If a setting is out of range; float32 must hold every term of the loss.
+        ValueError: If a setting is out of range, or if the loss could overflow float32.
     """
 
     name: str
-    """A key of KERNELS."""
+    """Key of the kernel in KERNELS."""
 
     alpha: Annotated[float, POSITIVE]
-    """Power of Basu's kernel, without unit; > 0. A larger value lets large ratios weigh more; no other kernel uses
-    it."""
+    """Power of Basu's kernel, without unit; > 0. At larger values, large ratios weigh more. Other kernels ignore it."""
 
     max_log_ratio: Annotated[float, POSITIVE]
-    """Where log r is clamped before it is exponentiated, and log C anyway, in nats; > 0."""
+    """Bound to which |log r| is clamped before it is exponentiated, and upper bound of log C, in nats; > 0."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        # At least 2: on the chosen side C_w, itself at most e^max_log_ratio, multiplies f'(r).
+        # At least 2: on the chosen side, f'(r) is multiplied by C_w, which can be as large as e^max_log_ratio.
         largest = LARGEST_EXPONENT / max(2.0, _GROWTH[self.name](self.alpha))
         if self.max_log_ratio > largest and not math.isclose(self.max_log_ratio, largest):
             raise ValueError(
@@ -113,15 +113,15 @@ class Kernel:
             )
 
     def derivative(self, log_ratio: Tensor) -> Tensor:
-        """Return f'(r) from log r."""
+        """Return f'(r), given log r in nats [pairs]."""
         return self._terms(log_ratio)[0]
 
     def conjugate(self, log_ratio: Tensor) -> Tensor:
-        """Return f'(r) r - f(r) from log r."""
+        """Return f'(r) r - f(r), given log r in nats [pairs]."""
         return self._terms(log_ratio)[1]
 
     def coefficient(self, log_coefficient: Tensor) -> Tensor:
-        """Return C, at most e^max_log_ratio and without gradient [pairs]."""
+        """Return C, given log C in nats [pairs]. It is at most e^max_log_ratio, and has no gradient."""
         return log_coefficient.detach().clamp(max=self.max_log_ratio).exp()
 
     def _terms(self, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,13 +132,13 @@ class Kernel:
 def density_ratio_loss(
     log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, log_coefficient: Tensor, *, kernel: Kernel
 ) -> Tensor:
-    """Return Bregman divergence from the true density ratio, without its constant, on one pair each.
+    """Return the Bregman divergence from the true density ratio, without its constant, for each pair.
 
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - C f'(r_chosen)
 
     Source: tlm-DRE, Eqs. 5 (C = 1) and 16; Eq. 3 without the constant f(r*).
-    Differs: one value per pair; the trainer averages. Ratios are read in log space, clamped where they are
-    exponentiated. log C above max_log_ratio is clamped to it, which takes weights above 1 to happen.
+    Differs: one value per pair; the trainer averages. The loss is computed from log r, which is clamped before it is
+    exponentiated. log C is clamped to at most max_log_ratio; it can exceed 0 only if a turn weight exceeds 1.
 
     Args:
         log_ratio_chosen: log r of the chosen trajectory, in nats [pairs].
@@ -156,14 +156,14 @@ def density_ratio_loss(
 def density_ratio_diagnostics(
     log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, log_coefficient: Tensor, *, kernel: Kernel
 ) -> dict[str, Tensor]:
-    """Return what shows whether a density-ratio loss is healthy, from what the loss takes; without gradient.
+    """Return values to log for a density-ratio loss, without gradient; takes the arguments of the loss.
 
     Returns:
-        By name, each [pairs]: `log_ratio/chosen` and `log_ratio/rejected` in nats; `clamped`, 1 where either
-        of them lies beyond max_log_ratio; `coefficient`, C; `gradient_weight/chosen` and
-        `gradient_weight/rejected`, |dL / d log r| of either side.
+        Tensors by name, each [pairs]: `log_ratio/chosen` and `log_ratio/rejected`, in nats; `clamped`, 1 if one of the
+        log-ratios exceeds max_log_ratio, else 0; `coefficient`, C; `gradient_weight/chosen` and
+        `gradient_weight/rejected`, |dL / d log r| of the side.
     """
-    # Outside inference mode and with gradients on, whatever the caller runs under.
+    # Gradients are needed here, even if the caller runs in inference mode.
     with torch.inference_mode(False), torch.enable_grad():
         chosen = log_ratio_chosen.detach().clone().requires_grad_()
         rejected = log_ratio_rejected.detach().clone().requires_grad_()

@@ -21,9 +21,9 @@ class DIL:
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - f'(r_chosen),   r = pi(y|x) / pi_ref(y|x), reduced
 
     Source: DIL (Xiao et al. 2025), as given in tlm-DRE, Eq. 5; the ablation "w/o tlm".
-    Differs: log r is averaged over tokens by default, as DIL's authors train; `sum` is the formula to the letter.
-    Basu's kernel and the clamp are not DIL's. Values differ from other forms of this loss by constants: UKL keeps log
-    pi_ref on the chosen side, and LSIF keeps both of its constants.
+    Differs: log r is averaged over tokens by default, as in training by DIL's authors; `reduction` sum is the printed
+    formula. Basu's kernel and the clamp are Perturn's additions. The loss differs from other implementations by
+    constants: UKL keeps log pi_ref on the chosen side, and LSIF keeps both of its constants.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
@@ -33,13 +33,13 @@ class DIL:
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
-    """Power of the basu kernel, without unit; > 0. Neither paper names a value; no other kernel uses it."""
+    """Power of the basu kernel, without unit; > 0. Neither paper names a value. Other kernels ignore it."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "token_mean"
-    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. `sum` can overflow."""
+    """Reduction of a trajectory's log-ratios to one number: sum, token_mean or turn_mean. `sum` can overflow."""
 
     max_log_ratio: float = 20.0
-    """Where log r is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
+    """Bound to which |log r| is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -56,11 +56,11 @@ class DIL:
         return reduced_log_ratio(side, self.credit, self.reduction)
 
     def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
-        """Return the entries of density_ratio_diagnostics, each [pairs]; without gradient."""
+        """Return the tensors of density_ratio_diagnostics, each [pairs]; without gradient."""
         return density_ratio_diagnostics(*self._terms(chosen, rejected), kernel=self._kernel)
 
     def _terms(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
-        """Log r of both sides and log C = 0, in nats, each [pairs]."""
+        """Return log r of the chosen and the rejected side, and log C = 0; in nats, each [pairs]."""
         of_chosen, of_rejected = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
         return of_chosen, of_rejected, torch.zeros_like(of_chosen)
 

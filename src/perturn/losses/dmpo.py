@@ -18,12 +18,11 @@ from perturn.losses.turn_logprobs import TurnLogprobs, reduced_log_ratio, reduce
 class DMPO:
     """DPO on a weighted sum over turns, in which earlier turns weigh more.
 
-        L = -log sigmoid(beta * (sum_t phi(t, T) u_t of chosen - the same of rejected)),   u_t = sum_j u_tj
+        L = -log sigmoid(beta * (U_chosen - U_rejected)),   U = sum_t phi(t, T) u_t,   u_t = sum_j u_tj
 
     Source: DMPO (Shi et al. 2024, "Direct Multi-Turn Preference Optimization for Language Agents"), Eq. 16.
-    Differs: phi regains the factor gamma^t that Eqs. 14-15 give it, unless `discount` is printed. T counts
-    the turns of the sequence as given, after truncation, for each side by itself. The end-of-turn token
-    carries its turn's discount.
+    Differs: phi has the factor gamma^t of Eqs. 14-15, which Eq. 16 lacks, unless `discount` is printed. T is the number
+    of turns of a side after truncation. The end-of-turn token has the discount of its turn.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
@@ -32,10 +31,11 @@ class DMPO:
     """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     gamma: float = 0.7
-    """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""
+    """Discount from one turn to the next, in [0, 1]. At 1 phi falls linearly with t. At 0 `derived` weighs the first
+    turn alone."""
 
     discount: str = "derived"
-    """derived: phi as Eqs. 14-15 give it. printed: phi as Eq. 16 prints it, without gamma^t."""
+    """Formula of phi. derived: from Eqs. 14-15. printed: Eq. 16 as printed, without gamma^t."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -48,7 +48,7 @@ class DMPO:
 
     @property
     def credit(self) -> TurnCredit:
-        """The paper's discount."""
+        """Discount of the paper, as a credit."""
         return Discount(gamma=self.gamma, discount=self.discount)
 
     @torch.no_grad()

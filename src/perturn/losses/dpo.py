@@ -1,4 +1,4 @@
-"""Direct preference optimization over whole trajectories, as ETO uses it."""
+"""Direct preference optimization (DPO) on whole trajectories, as in ETO."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -21,7 +21,7 @@ from perturn.losses.turn_logprobs import (
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
-    """Return logistic loss on the margin between two implicit rewards.
+    """Return the logistic loss on the margin between two implicit rewards.
 
         L = -log sigmoid(beta * (u_chosen - u_rejected)),   u = log pi(y|x) - log pi_ref(y|x)
 
@@ -42,13 +42,14 @@ def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: floa
 @dataclass(frozen=True)
 @bounded
 class DPO:
-    """DPO on whole episodes: the log-ratios of all turns are summed before the two sides are compared.
+    """DPO on whole episodes: the log-ratios of all turns are summed, and the sums of the two sides are compared.
 
         L = -log sigmoid(beta * (u_chosen - u_rejected)) - sft * log pi(chosen)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO),
-    arXiv:2403.02502; with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
-    Differs: nothing with `reduction` sum; the means are Perturn's additions, for both terms.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO), arXiv:2403.02502;
+    with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
+    Differs: nothing with `reduction` sum. The reductions token_mean and turn_mean, of both terms, are Perturn's
+    additions.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
@@ -58,11 +59,12 @@ class DPO:
     """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "sum"
-    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean needs a larger beta."""
+    """Reduction of a trajectory's log-ratios to one number: sum, token_mean or turn_mean. A mean needs a larger
+    beta."""
 
     sft: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Weight of the negative log-likelihood of the chosen side, which is reduced in the same way; without unit, >= 0.
-    IPR uses 1 with sum."""
+    """Weight of the negative log-likelihood of the chosen side, without unit; >= 0. `reduction` also applies to this
+    term. IPR uses 1 with sum."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""

@@ -1,4 +1,4 @@
-"""Nested lists and padded rows of log-probabilities: checks of shape and type, and lists laid flat."""
+"""Checks of the shape and dtype of nested lists and padded rows of log-probabilities, and flattening of lists."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 NestedLogprobs = Sequence[Sequence[Sequence[float] | Tensor]]
-"""Log-probabilities in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
+"""Log-probabilities, in nats `[trajectories][turns][tokens]`; the innermost level may be a tensor."""
 
 
 def turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
-    """Return the number of tokens of each turn `[trajectories][turns]`; none may be empty."""
+    """Return the number of tokens of each turn `[trajectories][turns]`.
+
+    Raises:
+        ValueError: If a level is empty, or a turn is no list or one-dimensional tensor.
+    """
     if not len(nested):
         raise ValueError(f"{name} must hold at least one trajectory, got none.")
     for k, turns in enumerate(nested):
@@ -27,7 +31,13 @@ def turn_lengths(name: str, nested: NestedLogprobs) -> list[list[int]]:
 
 
 def check_same_nesting(name: str, policy: list[list[int]], other: list[list[int]]) -> None:
-    """Raise unless the named one is nested as policy is; name the first place that differs."""
+    """Raise an error unless an input has the nesting of `policy`; the message names the first difference.
+
+    Args:
+        name: Name of the input.
+        policy: Number of tokens of each turn of `policy` `[trajectories][turns]`.
+        other: Number of tokens of each turn of the input `[trajectories][turns]`.
+    """
     if len(policy) != len(other):
         raise ValueError(f"policy holds {len(policy)} trajectories, but {name} {len(other)}.")
     for k, turns in enumerate(zip(policy, other, strict=True)):
@@ -37,12 +47,12 @@ def check_same_nesting(name: str, policy: list[list[int]], other: list[list[int]
 
 
 def flatten(nested: NestedLogprobs) -> Tensor:
-    """Join all turns into one tensor [tokens]."""
+    """Concatenate the tokens of all turns into one tensor [tokens]."""
     return torch.cat([_as_tensor(turn) for turns in nested for turn in turns])
 
 
 def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
-    """Return one turn as a tensor [tokens]; tensors, and lists of tensors, keep their gradient."""
+    """Return one turn as a tensor [tokens]. A tensor or a list of tensors keeps its gradient."""
     if isinstance(turn, Tensor):
         return turn
     if any(isinstance(value, Tensor) for value in turn):
@@ -51,11 +61,11 @@ def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
 
 
 _KINDS = {"turn": "integer", "trajectory": "integer", "has_spread": "boolean"}
-"""Kind of the numbers of a tensor, by name; of any other, floating point."""
+"""Name of an input -> kind of its numbers. Any other input is floating point."""
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Raise unless log-probabilities are floating point, ids are integers, and claims are booleans."""
+    """Raise an error unless log-probabilities are floating point, ids are integers, and `has_spread` is boolean."""
     kind = _KINDS.get(name, "floating point")
     floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
     if kind == "floating point" and not floating:
@@ -67,7 +77,12 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 
 def check_padded(values: Mapping[str, Tensor | None], turn: Tensor) -> None:
-    """Raise unless the rows agree in shape and each holds a token that carries loss."""
+    """Raise an error unless all inputs have the shape of `turn`, and each row has a token that carries loss.
+
+    Args:
+        values: Name -> input [trajectories, positions]; None: not given.
+        turn: Turn id of each token; -1: no loss [trajectories, positions].
+    """
     if turn.dim() != 2:
         raise ValueError(f"turn must have shape [trajectories, positions], got {list(turn.shape)}.")
     check_dtype("turn", turn)

@@ -1,4 +1,4 @@
-"""Interface between every loss and the trainer."""
+"""Interface between a loss and the trainer."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,42 +14,43 @@ from perturn.table import at_defaults, check_members, check_names
 
 @dataclass(frozen=True)
 class LossTraits:
-    """Inputs of a loss beside the policy's log-probabilities and the weights, and its further methods."""
+    """Inputs that a loss needs, besides the policy's log-probabilities and the weights, and its optional methods."""
 
     needs_rejected: bool = False
-    """Whether it compares two trajectories: its rows are pairs."""
+    """Whether the loss compares a chosen and a rejected trajectory. Its rows are then pairs."""
 
     needs_reference: bool = False
-    """Whether it reads log-probabilities of the reference."""
+    """Whether the loss reads log-probabilities under the reference policy."""
 
     needs_behavior: bool = False
-    """Whether it reads the log-probabilities that actions were sampled with: its rows are groups."""
+    """Whether the loss reads log-probabilities under the behavior policy. Its rows are then groups."""
 
     needs_proximal: bool = False
-    """Whether it reads log-probabilities of the policy as training begins."""
+    """Whether the loss reads log-probabilities of the policy before training, as the training code computes them."""
 
     needs_mismatched: bool = False
-    """Whether it is a `MismatchedLoss`: its rows are labelled by the sign of their weights."""
+    """Whether the loss is a `MismatchedLoss`. The sign of the weights is then the label of a row."""
 
     reads_clip: bool = False
-    """Whether it multiplies the clip range of a turn by `TurnLogprobs.clip`. Any other loss rejects credits and rows
-    that have such factors."""
+    """Whether the loss multiplies the clip range of a turn by `TurnLogprobs.clip`. If False, credits and rows with such
+    factors are rejected."""
 
     reads: frozenset[str | TokenInput] = frozenset()
-    """Per-token inputs that it finds in `TurnLogprobs.inputs`: names in `TOKEN_INPUTS`, or inputs with settings."""
+    """Per-token inputs that the loss reads from `TurnLogprobs.inputs`: names in `TOKEN_INPUTS`, or inputs with
+    settings."""
 
     step_statistic: bool = False
-    """Whether it is a `CoupledLoss`."""
+    """Whether the loss is a `CoupledLoss`."""
 
     diagnostics: bool = False
-    """Whether it has `diagnostics`; see `DiagnosedLoss`."""
+    """Whether the loss has a method `diagnostics`; see `DiagnosedLoss`."""
 
     turn_diagnostics: bool = False
-    """Whether it has `turn_diagnostics`; see `TurnDiagnosedLoss`."""
+    """Whether the loss has a method `turn_diagnostics`; see `TurnDiagnosedLoss`."""
 
     @property
     def rows(self) -> str:
-        """Kind of the rows that the loss learns from: pairs, groups, single or labelled."""
+        """Kind of rows that the loss trains on: pairs, groups, single or labelled."""
         if self.needs_behavior:
             return "groups"
         if self.needs_mismatched:
@@ -58,70 +59,71 @@ class LossTraits:
 
 
 class Loss(Protocol):
-    """A frozen dataclass of settings that computes a loss once called."""
+    """Frozen dataclass of settings that computes a loss when called."""
 
     @property
     def traits(self) -> LossTraits:
-        """Inputs and further methods of the loss; a class variable, or a property if they depend on settings."""
+        """Inputs and optional methods of the loss; a class variable, or a property if they depend on the settings."""
 
     @property
     def credit(self) -> Credit:
-        """The credit of its paper, asked where turns come without a weight."""
+        """Credit of the loss's paper, which is used if the rows have no weights."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
-        """Return the loss [pairs]; or [trajectories] of a loss that needs no rejected side, which is then None."""
+        """Return the loss [pairs], or [trajectories] if the loss needs no rejected side; `rejected` is then None."""
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the implicit reward [trajectories], without gradient."""
 
 
 class CoupledLoss(Loss, Protocol):
-    """A loss that couples the pairs of an optimizer step.
+    """Loss in which the value of a pair depends on all pairs of the optimizer step.
 
-    The loss and its diagnostics then take `step`, the statistics of all pairs of the step. Without `step`, the pairs
-    given are the step.
+    The loss and its `diagnostics` take an argument `step`: the statistics of all pairs of the optimizer step. If `step`
+    is None, the given pairs are the whole step.
     """
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
-        """Return a number for each pair [pairs], or several [pairs, numbers].
+        """Return one statistic per pair [pairs], or several [pairs, statistics].
 
-        They depend on reference, weights and counts alone, and so are known of all pairs before the first pass.
+        A statistic depends on the reference, the weights and counts alone. So it is known for all pairs before the
+        first forward pass of a step.
         """
 
 
 class MismatchedLoss(Loss, Protocol):
-    """A loss whose reference point is the policy's view of the actions of other rows.
+    """Loss whose reference point is computed from mismatched trajectories, as in KTO.
 
-    The loss and its diagnostics then take `step`, the numbers of all rows of the step.
+    The loss and its `diagnostics` take an argument `step`: the result of `mismatch` for all rows of the optimizer step.
     """
 
     def mismatch(self, side: TurnLogprobs) -> Tensor:
-        """Return a number for each trajectory of one row's prompt and another row's actions [trajectories]."""
+        """Return one number for each mismatched trajectory: one row's prompt, another row's actions [trajectories]."""
 
 
 class DiagnosedLoss(Loss, Protocol):
-    """A loss with values to log."""
+    """Loss that returns values to log."""
 
     def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
-        """Return tensors by name, without gradient; the arguments are the arguments of the loss.
+        """Return tensors by name, without gradient; takes the arguments of the loss.
 
-        The trainer logs means: over tokens of [tokens], over trajectories of [trajectories]. They replace what the
-        trainer logs under their name. A tensor without a value is not logged.
+        The trainer logs the mean of a tensor, over its tokens or its trajectories. If the trainer logs a value of the
+        same name, the tensor replaces it. An empty tensor is not logged.
         """
 
 
 class TurnDiagnosedLoss(Loss, Protocol):
-    """A loss with values to log by the position of a turn."""
+    """Loss that returns values to log by the position of a turn in its trajectory."""
 
     def turn_diagnostics(self, chosen: TurnLogprobs) -> dict[str, Tensor]:
         """Return tensors by name [turns], without gradient."""
 
 
 def default_traits(kind: type[Loss]) -> LossTraits | None:
-    """Return the traits of a loss with its default settings; None if it cannot be made without settings."""
+    """Return the traits of a loss with its default settings; None if a setting has no default."""
     made = at_defaults(kind)
     whole: Any = kind if made is None else made
     traits = whole.traits if "traits" in dir(whole) else None
@@ -135,15 +137,15 @@ _METHODS = {
     "diagnostics": "diagnostics",
     "turn_diagnostics": "turn_diagnostics",
 }
-"""Trait -> the method that a loss has if, and only if, it has the trait."""
+"""Trait -> method that a loss must have if it has the trait, and must not have otherwise."""
 
 
 def check_loss(loss: Loss) -> None:
-    """Reject a loss that does not keep the protocol.
+    """Reject a loss that does not implement the protocol.
 
     Raises:
-        ConfigError: If a name is misspelt, a member is missing, a trait comes without its method or the method without
-            its trait, or the loss reads an unknown token input.
+        ConfigError: If a name is misspelt, a member is missing, a trait lacks its method, a method lacks its trait, or
+            the loss reads an unknown token input.
     """
     kind = type(loss).__name__
     check_names(type(loss), kind="loss", known=(*_MEMBERS, *_METHODS.values()), traits=LossTraits)

@@ -14,13 +14,13 @@ from perturn.losses.turn_logprobs import TurnLogprobs, turn_weights
 
 @dataclass(frozen=True)
 class SFT:
-    """Mean negative log-likelihood of the tokens of an episode, each weighed by its turn.
+    """Mean negative log-likelihood of the tokens of an episode, each multiplied by the weight of its turn.
 
         L = -(1/n) sum_i w_i sum_j log pi(y_ij)
 
     Source: behavioral cloning, as in tlm-DRE, Section 5.1, and DMPO, Eq. 7.
-    Differs: a mean for each trajectory, so a short trajectory weighs as much as a long one. The trainers
-    of the papers average over the tokens of the whole batch, and have no weight, which is w = 1.
+    Differs: one mean per trajectory, so a short trajectory weighs as much as a long trajectory. The papers' trainers
+    average over the tokens of the whole batch, and have no weights (w = 1).
     """
 
     traits: ClassVar[LossTraits] = LossTraits()

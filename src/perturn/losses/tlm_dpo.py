@@ -1,4 +1,4 @@
-"""tlm-DPO: DPO with turn weights from the reference's confidence, and no density-ratio estimation."""
+"""tlm-DPO: DPO with turn weights from the reference's confidence, without density-ratio estimation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -16,24 +16,24 @@ from perturn.losses.turn_logprobs import TurnLogprobs, reduced_log_ratio, reduce
 
 @dataclass(frozen=True)
 class TLMDPO:
-    """DPO on a weighted sum over turns, in which turns that the reference knows already weigh less.
+    """DPO on a weighted sum over turns, in which turns that the reference is confident about weigh less.
 
-        L = -log sigmoid(beta * (sum_i omega_i sum_j u_ij of chosen - the same of rejected))
+        L = -log sigmoid(beta * (U_chosen - U_rejected)),   U = sum_i omega_i sum_j u_ij
 
     Source: tlm-DRE, the ablation "w/o DRE"; weights of Eqs. 9-10 in the loss of arXiv:2305.18290, Eq. 7.
-    Differs: the paper gives no formula for its ablation; this is its description written out.
+    Differs: the paper describes its ablation in words; this formula follows the description.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference. ETO's value."""
+    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference. ETO uses 0.1."""
 
     pivot: float = 0.9
     """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: float = 0.2
-    """Weight of a turn the reference is confident of, without unit; > 0."""
+    """Weight of a turn that the reference is confident about, without unit; > 0."""
 
     high: float = 1.0
     """Weight of any other turn, without unit; >= low."""
@@ -49,7 +49,7 @@ class TLMDPO:
 
     @property
     def credit(self) -> TurnCredit:
-        """The paper's turn weights."""
+        """Turn weights of the paper, as a credit."""
         return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
     @torch.no_grad()

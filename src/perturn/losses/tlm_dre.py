@@ -27,18 +27,18 @@ def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor
 
         C_w = B exp(log C_w) / sum exp(log C_w), the sum over the B pairs of the step
 
-    Source: self-normalized importance sampling, the usual estimator where the normalizer is unknown.
-    Differs: the paper has none of it. It couples the pairs of a step: a pair's loss depends on the others of
-    its step, and one pair alone always has C_w = 1.
+    Source: self-normalized importance sampling, the usual estimator if the normalizer is unknown.
+    Differs: the paper does not normalize. Here a pair's loss depends on all pairs of its optimizer step, and a single
+    pair always has C_w = 1.
 
     Args:
-        log_coefficient: log C_w as the paper has it, in nats [pairs].
-        step: The same of all pairs of the optimizer step, in nats [pairs of the step].
+        log_coefficient: log C_w of the paper, in nats [pairs].
+        step: log C_w of all pairs of the optimizer step, in nats [pairs of the step].
 
     Returns:
         log C_w after scaling, in nats [pairs].
     """
-    largest = step.max()  # taken off first, for log C_w may be so far from 0 that its last digits are lost
+    largest = step.max()  # subtracted first: a log C_w far from 0 has few accurate digits
     return (log_coefficient - largest) - (step - largest).logsumexp(0) + math.log(step.shape[0])
 
 
@@ -47,21 +47,21 @@ COEFFICIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "self_normalized": self_normalized_coefficient,
     "one": lambda log_coefficient, step: torch.zeros_like(log_coefficient),
 }
-"""Coefficient by name: from the paper's log C_w, of some pairs and of all of their step, to the one used. `one` is what
-Eq. 15 gives where pi_ref stands for pi_c."""
+"""Name -> function from the paper's log C_w, of the given pairs and of all pairs of the step, to the log C_w to use.
+`one` follows from Eq. 15 with pi_ref in place of pi_c."""
 
 
 @dataclass(frozen=True)
 class TLMDRE:
-    """Density-ratio loss in which turns that the reference knows already weigh less.
+    """Density-ratio loss in which turns that the reference is confident about weigh less.
 
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - C_w f'(r_chosen)
         log r = sum_i omega_i sum_j u_ij,   log C_w = sum_i (1 - omega_i) sum_j log pi_ref(y_ij)
 
     Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 8-10 and 16. Kernel ukl: Eq. 17.
-    Differs: `sum` is the paper's; the means are Perturn's addition, because at the length of real trajectories
-    the sum vanishes or overflows. Computed in log space, with log r clamped where it is exponentiated. C_w
-    comes from the reference, carries no gradient, and may be self-normalized or left out.
+    Differs: the paper sums over turns. The reductions token_mean and turn_mean are Perturn's additions, because the sum
+    vanishes or overflows on long trajectories. The loss is computed from log r, which is clamped before it is
+    exponentiated. C_w comes from the reference, carries no gradient, and may be self-normalized or left out.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(
@@ -72,25 +72,26 @@ class TLMDRE:
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
-    """Power of the basu kernel, without unit; > 0. The paper names no value; no other kernel uses it."""
+    """Power of the basu kernel, without unit; > 0. The paper names no value. Other kernels ignore it."""
 
     pivot: float = 0.9
     """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: float = 0.2
-    """Weight of a turn the reference is confident of, without unit; > 0."""
+    """Weight of a turn that the reference is confident about, without unit; > 0."""
 
     high: float = 1.0
-    """Weight of any other turn, without unit; >= low. Above 1 it lets C_w exceed 1."""
+    """Weight of any other turn, without unit; >= low. If it is above 1, C_w can exceed 1."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "token_mean"
-    """How a trajectory's turns become one number: sum (the paper's, see Differs), token_mean or turn_mean."""
+    """Reduction of a trajectory's log-ratios to one number: sum (as in the paper), token_mean or turn_mean."""
 
     coefficient: Annotated[str, OneOf(tuple(COEFFICIENTS))] = "reference"
-    """C_w: reference (the paper's), self_normalized over the pairs of the optimizer step, or one."""
+    """Coefficient C_w. reference: as in the paper. self_normalized: scaled to mean 1 over the pairs of the optimizer
+    step. one: always 1."""
 
     max_log_ratio: float = 20.0
-    """Where log r is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
+    """Bound to which |log r| is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -99,18 +100,24 @@ class TLMDRE:
         self.credit  # noqa: B018
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None) -> Tensor:
-        """Return the loss, without unit [pairs]; `step`: `step_statistic` of all pairs of the step, None: of these."""
+        """Return the loss, without unit [pairs].
+
+        Args:
+            chosen: Chosen trajectory of each pair.
+            rejected: Rejected trajectory of each pair.
+            step: `step_statistic` of all pairs of the optimizer step; None: the given pairs are the whole step.
+        """
         return density_ratio_loss(*self._terms(chosen, rejected, step), kernel=self._kernel)
 
     def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
-        """Return log C_w as Eq. 16 has it, in nats [pairs]; without gradient."""
+        """Return log C_w of Eq. 16, in nats [pairs]; without gradient."""
         return REDUCTIONS[self.reduction](
             chosen, chosen.frozen_reference(), 1 - turn_weights(chosen, self.credit)
         )
 
     @property
     def credit(self) -> TurnCredit:
-        """The paper's turn weights."""
+        """Turn weights of the paper, as a credit."""
         return Confidence(pivot=self.pivot, low=self.low, high=self.high)
 
     @torch.no_grad()
@@ -121,15 +128,15 @@ class TLMDRE:
     def diagnostics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what to log beside the loss, without gradient; takes the arguments of the loss.
+        """Return values to log, without gradient; takes the arguments of the loss.
 
         Returns:
-            By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,
-            (sum C_w)^2 / sum C_w^2 over the step, in pairs: one value, once a pair [pairs].
+            Tensors by name, each [pairs]: the tensors of density_ratio_diagnostics, and `effective_batch_size`,
+            (sum C_w)^2 / sum C_w^2 over the step, in pairs, repeated for each pair.
         """
         terms = self._terms(chosen, rejected, step)
         entries, log_coefficient = density_ratio_diagnostics(*terms, kernel=self._kernel), terms[-1]
-        # In log space: with `sum` every C_w may be too small for a float.
+        # Computed in log space: with `reduction` sum, every C_w may underflow.
         of_step = log_coefficient if step is None else COEFFICIENTS[self.coefficient](step, step)
         of_step = of_step - of_step.max()
         log_size = 2 * of_step.logsumexp(0) - (2 * of_step).logsumexp(0)
@@ -138,7 +145,7 @@ class TLMDRE:
     def _terms(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log r of both sides and log C_w, in nats, each [pairs]."""
+        """Return log r of the chosen and the rejected side, and log C_w; in nats, each [pairs]."""
         log_ratios = reduced_log_ratios(chosen, rejected, self.credit, self.reduction)
         own = self.step_statistic(chosen)
         return *log_ratios, COEFFICIENTS[self.coefficient](own, own if step is None else step)

@@ -1,4 +1,4 @@
-"""Per-token inputs of a loss: numbers that it reads of each token beside log-probabilities of the usual policies."""
+"""Per-token inputs of a loss: one number per token, such as its entropy, besides the usual log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from perturn.errors import check_fit, check_free, check_known
 from perturn.table import Table, check_members, check_names
 
 FIELDS = ("policy", "reference", "behavior", "proximal")
-"""Log-probabilities that `TurnLogprobs` has a field for; no input has such a name."""
+"""Names of the log-probabilities that have a field in `TurnLogprobs`. An input cannot have such a name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some of a batch's predictions with all logits, from which an input is computed."""
+    """Predictions for some tokens of a batch, with full logits, from which an input is computed."""
 
     hidden: Tensor
     """Last hidden states [tokens, features]."""
 
     logits: Tensor
-    """After scale and softcap, float32 at least [tokens, vocabulary]."""
+    """Logits after scaling and soft-capping, at least in float32 [tokens, vocabulary]."""
 
     target: Tensor
-    """Ids of the tokens that came [tokens]."""
+    """Ids of the tokens that were generated [tokens]."""
 
     @cached_property
     def logprobs(self) -> Tensor:
@@ -45,7 +45,7 @@ class TokenInputTraits:
 
 
 class TokenInput(Protocol):
-    """A frozen dataclass of settings that says how a number of each token is computed; see `TokenInputTraits`."""
+    """Frozen dataclass of settings that defines one number per token; see `TokenInputTraits`."""
 
     @property
     def name(self) -> str:
@@ -57,26 +57,26 @@ class TokenInput(Protocol):
 
 
 class PolicyInput(TokenInput, Protocol):
-    """An input that is computed from the trained policy, with gradient; its `traits.policy` is None."""
+    """Input that is computed from the trained policy, with gradient; its `traits.policy` is None."""
 
     def __call__(self, chunk: Chunk) -> Tensor:
-        """Return one number per token, floating point [tokens]; it depends on the token's own row alone."""
+        """Return one number per token, floating point [tokens]. It must depend on the token's own row alone."""
 
 
 TOKEN_INPUTS: Table[type[TokenInput]] = Table(
     "perturn.token_inputs", {"entropy": "perturn.losses.token_entropy:TokenEntropy"}
 )
-"""Per-token input by name: the frozen dataclass that holds its settings and computes it."""
+"""Name of a per-token input -> its class, a frozen dataclass of settings."""
 
 
 def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
-    """Return the inputs that a loss reads by their names, in order of the names.
+    """Return the inputs that a loss reads, by name, in alphabetical order of the names.
 
     Args:
-        reads: Names in `TOKEN_INPUTS`, whose entries take their default settings, and inputs with settings.
+        reads: Inputs with settings, and names in `TOKEN_INPUTS`. A name stands for the input with default settings.
 
     Raises:
-        ConfigError: If there is no input of a name, if two have one name, or an input does not keep `TokenInput`.
+        ConfigError: If a name is unknown, if two inputs have one name, or if an input does not implement `TokenInput`.
     """
     found: dict[str, TokenInput] = {}
     for each in reads:
@@ -92,7 +92,7 @@ def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
 
 
 def _check(entry: TokenInput) -> None:
-    """Reject an input that lacks a member of `TokenInput`, or misspells a member."""
+    """Reject an input that lacks or misspells a member of `TokenInput`."""
     members = ("name", "traits")
     check_names(type(entry), kind="token input", known=members, traits=TokenInputTraits)
     check_members(entry, members, "token input", "perturn.losses.token_inputs.TokenInput")

@@ -1,4 +1,4 @@
-"""One side of a batch of pairs, flat and ragged, and how its tokens become one number for each trajectory."""
+"""Log-probabilities of one side of a batch as flat tensors, and reductions from tokens to trajectories."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,51 +22,52 @@ from perturn.needs import Reference, reads
 
 @dataclass(frozen=True, eq=False)
 class TurnLogprobs:
-    """Log-probabilities of the tokens that carry loss, with the turn and trajectory of each.
+    """Log-probabilities of the tokens that carry loss, with the turn and the trajectory of each token.
 
-    Only tokens that carry loss are present, so there is no padding to mask. A turn ends wherever (trajectory, turn)
-    changes between neighbouring tokens: turn ids may restart in each trajectory or count through the batch. The
-    end-of-turn token belongs to its turn. T counts the turns given.
+    Only tokens that carry loss are present, so there is no padding to mask. A turn ends where (trajectory, turn)
+    changes between neighbouring tokens. So turn ids may restart in each trajectory, or count through the batch. The
+    end-of-turn token belongs to its turn.
 
-    Reductions compute in float32 at least: bfloat16 and float16 are raised, float64 is kept. All counts are known
-    after construction, so no later call waits for the device.
+    Reductions compute in float32 if the inputs are bfloat16 or float16, and in the dtype of the inputs otherwise. All
+    counts are computed at construction, so no later call waits for the device.
     """
 
     policy: Tensor
-    """log pi of each token, in nats [tokens]. Carries the gradient."""
+    """log pi of each token, in nats [tokens]. It carries the gradient."""
 
     reference: Tensor | None
-    """log pi_ref of each token, in nats [tokens]; None where no reference is used. Carries no gradient."""
+    """log pi_ref of each token, in nats [tokens]; None: no reference. It carries no gradient."""
 
     turn: Tensor
-    """Turn id of each token, >= 0 and not decreasing inside a trajectory [tokens]."""
+    """Turn id of each token, >= 0 and not decreasing within a trajectory [tokens]."""
 
     trajectory: Tensor
     """Trajectory id of each token, 0..n-1 and not decreasing [tokens]."""
 
     weight: Tensor | None = None
-    """Number of each turn, as a credit wrote it, without unit [turns]; None: a loss asks its own credit."""
+    """Weight of each turn from a credit, without unit [turns]; None: the loss calls its own credit."""
 
     behavior: Tensor | None = None
-    """log mu of each token under the policy that sampled it, in nats [tokens]; None where no loss reads it."""
+    """Log-probability of each token under the behavior policy mu, in nats [tokens]; None: not needed."""
 
     proximal: Tensor | None = None
-    """The same under that policy as training computes it, in nats [tokens]; None where no loss reads it."""
+    """Log-probability of each token under the behavior policy as the training code computes it, in nats [tokens]; None:
+    not needed."""
 
     clip: Tensor | None = None
-    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1. A loss without a clip range does not
-    read it."""
+    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1. A loss without a clip range ignores
+    it."""
 
     has_spread: Tensor | None = None
-    """Whether the group of each trajectory has a spread, so that its weights can differ from 0, as booleans
-    [trajectories]; None: each has one. `ppo-clip` divides its clipped term by the trajectories where this is True."""
+    """Whether the group of each trajectory has weights other than 0, as booleans [trajectories]; None: all True.
+    `ppo-clip` averages its clipped term over the trajectories where it is True."""
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further numbers of each token, by name [tokens], as `LossTraits.reads` asks. Numbers that are computed from the
-    trained policy carry a gradient."""
+    """Name -> further number of each token [tokens], for the names in `LossTraits.reads`. Inputs that are computed from
+    the trained policy carry a gradient."""
 
     turn_index: Tensor = field(init=False, repr=False)
-    """Turn of each token, counted through the batch [tokens]."""
+    """Index of each token's turn within the batch [tokens]."""
 
     num_turns: int = field(init=False, repr=False)
     """Number of turns in the batch."""
@@ -75,7 +76,7 @@ class TurnLogprobs:
     """Number of trajectories in the batch."""
 
     def __post_init__(self) -> None:
-        """Check the tensors and count the segments; the only place that waits for the device."""
+        """Check the tensors, and count turns and trajectories. No other method waits for the device."""
         if self.policy.dim() != 1:
             raise ValueError(f"policy must have shape [tokens], got {list(self.policy.shape)}.")
         for name in ("policy", "turn", "trajectory", "reference", "behavior", "proximal"):
@@ -113,23 +114,23 @@ class TurnLogprobs:
         clip: Sequence[Sequence[float] | Tensor] | None = None,
         inputs: Mapping[str, NestedLogprobs] | None = None,
     ) -> Self:
-        """Build from nested lists.
+        """Build a batch from nested lists.
 
         Args:
             policy: log pi, in nats `[trajectories][turns][tokens]`. Lists of numbers get torch's default dtype. An
                 innermost list may be a tensor, which keeps its dtype and its gradient.
-            reference: log pi_ref, in nats, nested alike; or None.
+            reference: log pi_ref, in nats `[trajectories][turns][tokens]`; or None.
             weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
-            behavior: log mu, in nats, nested alike; or None.
-            proximal: log pi_proximal, in nats, nested alike; or None.
+            behavior: log mu, in nats `[trajectories][turns][tokens]`; or None.
+            proximal: log pi_proximal, in nats `[trajectories][turns][tokens]`; or None.
             clip: Factor on the clip range of each turn, without unit `[trajectories][turns]`; or None.
-            inputs: Further numbers of each token by name, each nested alike; or None.
+            inputs: Name -> further number of each token `[trajectories][turns][tokens]`; or None.
 
         Returns:
             The flat batch.
 
         Raises:
-            ValueError: If a level is empty, or the nestings differ.
+            ValueError: If a level is empty, or an input has another nesting than `policy`.
         """
         lengths = turn_lengths("policy", policy)
         others = {"reference": reference, "behavior": behavior, "proximal": proximal}
@@ -167,16 +168,16 @@ class TurnLogprobs:
         turn: Tensor,
         inputs: Mapping[str, Tensor] | None = None,
     ) -> Self:
-        """Build from padded rows, one trajectory each.
+        """Build a batch from padded rows with one trajectory each.
 
-        Tokens are selected by indexing, so whatever stands in the other positions, NaN included, reaches
-        neither a value nor a gradient. Tokens of one turn that enclose tokens without loss stay one turn.
+        Only tokens that carry loss are selected. So values in other positions, even NaN, affect neither the loss nor
+        its gradient. If tokens without loss stand between tokens of one turn, the turn is not split.
 
         Args:
             policy: log pi, in nats [trajectories, positions].
             reference: log pi_ref, in nats [trajectories, positions]; or None.
-            turn: Turn id [trajectories, positions]; -1 where a token carries no loss.
-            inputs: Further numbers by name [trajectories, positions]; or None.
+            turn: Turn id of each token [trajectories, positions]; -1: the token carries no loss.
+            inputs: Name -> further number of each token [trajectories, positions]; or None.
 
         Returns:
             The flat batch.
@@ -194,13 +195,13 @@ class TurnLogprobs:
 
     @cached_property
     def turn_trajectory(self) -> Tensor:
-        """Trajectory of each turn [turns]."""
+        """Trajectory id of each turn [turns]."""
         trajectory = self.trajectory.long()
         return trajectory.new_zeros(self.num_turns).scatter(0, self.turn_index, trajectory)
 
     @cached_property
     def turn_position(self) -> Tensor:
-        """Position t of each turn inside its trajectory, from 0 [turns]."""
+        """Position t of each turn in its trajectory, from 0 [turns]."""
         first_turn = self.turns_per_trajectory.cumsum(0) - self.turns_per_trajectory
         turns = torch.arange(self.num_turns, device=self.turn_index.device)
         return turns - first_turn[self.turn_trajectory]
@@ -222,7 +223,7 @@ class TurnLogprobs:
 
     @property
     def precision(self) -> torch.dtype:
-        """The dtype that reductions compute in: float64 where policy has it, else float32."""
+        """Dtype in which reductions compute: float64 if `policy` is float64, else float32."""
         return torch.float64 if self.policy.dtype == torch.float64 else torch.float32
 
     def log_ratio(self) -> Tensor:
@@ -230,7 +231,11 @@ class TurnLogprobs:
         return _raise_precision(self.policy) - self.frozen_reference()
 
     def frozen_reference(self) -> Tensor:
-        """Return log pi_ref of each token without gradient, in nats [tokens]; an error without one."""
+        """Return log pi_ref of each token, without gradient, in nats [tokens].
+
+        Raises:
+            ValueError: If the batch has no reference.
+        """
         if self.reference is None:
             raise ValueError(
                 "this loss needs reference log-probabilities, got reference=None. "
@@ -239,7 +244,11 @@ class TurnLogprobs:
         return _raise_precision(self.reference.detach())
 
     def input(self, name: str) -> Tensor:
-        """Return an input of each token by its name, float32 at least [tokens]; an error without it."""
+        """Return a further input of each token, at least in float32 [tokens].
+
+        Raises:
+            ValueError: If the batch has no input with this name.
+        """
         if name not in self.inputs:
             raise ValueError(
                 f"this loss reads {name!r} of each token, and the batch has {', '.join(self.inputs) or 'no inputs'}. "
@@ -248,7 +257,7 @@ class TurnLogprobs:
         return _raise_precision(self.inputs[name])
 
     def confidence(self) -> Tensor:
-        """Return p_i, the geometric mean of pi_ref over the tokens of a turn, between 0 and 1 [turns]."""
+        """Return p_i, the geometric mean of pi_ref over the tokens of each turn, in (0, 1] [turns]."""
         return self.mean_by_turn(self.frozen_reference()).exp()
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
@@ -264,7 +273,7 @@ class TurnLogprobs:
         return _segment_sum(values, self.trajectory.long(), self.num_trajectories, "tokens")
 
     def mean_by_trajectory(self, values: Tensor) -> Tensor:
-        """Average token values [tokens] over each trajectory, every token counting alike [trajectories]."""
+        """Average token values [tokens] over each trajectory; every token weighs the same [trajectories]."""
         return self.sum_by_trajectory(values) / self.tokens_per_trajectory
 
     def sum_over_turns(self, values: Tensor) -> Tensor:
@@ -272,25 +281,28 @@ class TurnLogprobs:
         return _segment_sum(values, self.turn_trajectory, self.num_trajectories, "turns")
 
     def mean_over_turns(self, values: Tensor) -> Tensor:
-        """Average turn values [turns] over each trajectory, every turn counting alike [trajectories]."""
+        """Average turn values [turns] over each trajectory; every turn weighs the same [trajectories]."""
         return self.sum_over_turns(values) / self.turns_per_trajectory
 
 
 def weighted_sum(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
-    """Return sum_i w_i sum_j x_ij: the logarithm of a product over tokens, as papers write it."""
+    """Return sum_i w_i sum_j x_ij for each trajectory [trajectories].
+
+    For log-probabilities x, this is the logarithm of the weighted product over tokens that papers write.
+    """
     return side.sum_over_turns(weight * side.sum_by_turn(values))
 
 
 def weighted_token_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
-    """Return (1/n) sum_i w_i sum_j x_ij: every token has an equal vote, then its turn's weight.
+    """Return (1/n) sum_i w_i sum_j x_ij for each trajectory: a mean over tokens of w x [trajectories].
 
-    The divisor is n and not sum_i w_i n_i, so that weights keep their size: all 0.2 gives a fifth of all 1.
+    The divisor is n, not sum_i w_i n_i. So weights of 0.2 give a fifth of the result for weights of 1.
     """
     return weighted_sum(side, values, weight) / side.tokens_per_trajectory
 
 
 def weighted_turn_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
-    """Return (1/T) sum_i w_i (1/n_i) sum_j x_ij: every turn has an equal vote, then its weight."""
+    """Return (1/T) sum_i w_i (1/n_i) sum_j x_ij for each trajectory: a mean over turns of w x [trajectories]."""
     return side.mean_over_turns(weight * side.mean_by_turn(values))
 
 
@@ -299,22 +311,22 @@ REDUCTIONS: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
     "token_mean": weighted_token_mean,
     "turn_mean": weighted_turn_mean,
 }
-"""By name: from values x_ij of the tokens of a side, in any unit [tokens], and weights w_i [turns], to one number for
-each trajectory, in the unit of x [trajectories]."""
+"""Name -> function from values x_ij of the tokens of a side [tokens] and weights w_i of its turns [turns] to one number
+per trajectory, in the unit of x [trajectories]."""
 
 
 def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
-    """Return the weights a batch came with; without them, ask a credit.
+    """Return the weights of a batch; if it has none, compute them with a credit.
 
     Args:
         side: The batch.
-        credit: The credit of the loss's paper.
+        credit: Credit of the loss's paper.
 
     Returns:
-        Weights, without unit, float32 at least [turns]; without gradient.
+        Weights, without unit and without gradient, at least in float32 [turns].
 
     Raises:
-        ValueError: If there are none, and the credit has none for a turn alone.
+        ValueError: If the batch has no weights, and the credit needs a whole group to compute them.
     """
     if side.weight is not None:
         return side.weight.detach().to(side.precision)
@@ -330,14 +342,18 @@ def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
 
 
 def reduced_log_ratio(side: TurnLogprobs, credit: TurnCredit, reduction: str = "sum") -> Tensor:
-    """Return the log-ratios of a side, weighed turn by turn and reduced, in nats [trajectories]."""
+    """Return the log-ratio of each trajectory of a side, with turn weights and a reduction, in nats [trajectories]."""
     return REDUCTIONS[reduction](side, side.log_ratio(), turn_weights(side, credit))
 
 
 def reduced_log_ratios(
     chosen: TurnLogprobs, rejected: TurnLogprobs, credit: TurnCredit, reduction: str = "sum"
 ) -> tuple[Tensor, Tensor]:
-    """Return the same of both sides, each [pairs]; they must hold one trajectory for each pair."""
+    """Return `reduced_log_ratio` of the chosen and of the rejected side, in nats, each [pairs].
+
+    Raises:
+        ValueError: If the sides have different numbers of trajectories.
+    """
     if chosen.num_trajectories != rejected.num_trajectories:
         raise ValueError(
             "chosen and rejected must hold one trajectory for each pair, "
@@ -351,7 +367,7 @@ def _raise_precision(values: Tensor) -> Tensor:
 
 
 def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tensor:
-    """Sum the values of each segment; segment ids are 0..count-1, one for each value."""
+    """Sum the values of each segment [segments], given the segment id of each value, from 0 to count - 1."""
     if values.shape != segment.shape:
         raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
     values = _raise_precision(values)
@@ -359,7 +375,7 @@ def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tens
 
 
 def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
-    """Return each token's turn, counted through the batch, and the numbers of turns and trajectories; check ids."""
+    """Check the ids; return the index of each token's turn [tokens], and the numbers of turns and of trajectories."""
     trajectory_change, turn_change = trajectory.diff(), turn.diff()
     starts_turn = (trajectory_change != 0) | (turn_change != 0)
     turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
@@ -370,7 +386,7 @@ def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
         turn_index[-1] + 1,
         trajectory[-1] + 1,
     ]
-    # One transfer for all facts: each would otherwise wait for the device on its own.
+    # One transfer for all facts, since each transfer waits for the device.
     gap, lowest_turn, unsorted, num_turns, num_trajectories = torch.stack([f.long() for f in facts]).tolist()
     if gap:
         raise ValueError("trajectory ids must be 0..n-1, not decreasing, each with at least one token.")

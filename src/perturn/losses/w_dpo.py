@@ -1,4 +1,4 @@
-"""W-DPO: DPO in which a pair weighs by how much better the process of its chosen side was."""
+"""W-DPO: DPO in which a pair weighs more if the process score of its chosen side is higher."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
@@ -16,13 +16,13 @@ from perturn.losses.turn_logprobs import TurnLogprobs, reduced_log_ratio, reduce
 
 
 def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) -> Tensor:
-    """Weigh each pair by the gap between the process scores of its sides.
+    """Return the weight of each pair from the gap between the process scores of its two sides.
 
         w = max(0, base + s_chosen - s_rejected)
 
     Source: StepORLM (Zhou et al. 2025), arXiv:2509.22558, which weighs each pair of DPO by the process scores of its
-    sides; its abstract and its reviews were read, and no formula.
-    Differs: the form is Perturn's. It reads the two sides alone, so that no other pair of a batch moves it.
+    sides. Only the abstract and the reviews were read, which have no formula.
+    Differs: the formula is Perturn's. It depends on the two sides alone, and not on other pairs of a batch.
 
     Args:
         score_chosen: s of the chosen trajectory, without unit [pairs].
@@ -38,16 +38,15 @@ def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) ->
 @dataclass(frozen=True)
 @bounded
 class WDPO:
-    """DPO with a weight for each pair: how much higher the turns of the chosen side score than the rejected side's.
+    """DPO with a weight for each pair, which grows with the gap between the scores of its two sides.
 
         L = -w log sigmoid(beta * (u_chosen - u_rejected)),   w = max(0, base + s_chosen - s_rejected)
 
-    s is the mean over turns of the numbers that the credit wrote.
-
-    The number of a turn says how good the turn was. It does not weigh the log-ratios.
+    s is the mean score of the turns of a side. The credit computes the score of each turn. The scores do not weigh the
+    log-ratios of the turns.
 
     Source: StepORLM (Zhou et al. 2025), arXiv:2509.22558, on the loss of arXiv:2305.18290, Eq. 7.
-    Differs: see `gap_weights`; a credit computes the scores, where the paper uses a generative process reward model.
+    Differs: see `gap_weights`. A credit computes the scores; the paper uses a generative process reward model.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
@@ -57,8 +56,7 @@ class WDPO:
     """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     base: Annotated[float, Bound(least=0, most=1e6)] = 1.0
-    """Weight of a pair whose sides have equal scores, without unit; >= 0. 0: the gap alone decides, and such a pair
-    has no effect."""
+    """Weight of a pair whose sides have equal scores, without unit; >= 0. At 0 such a pair has no effect."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""
@@ -71,7 +69,7 @@ class WDPO:
         return self.beta * reduced_log_ratio(_unweighed(side), Uniform())
 
     def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
-        """Return `pair_weight`, w of each pair, without unit [pairs]; without gradient."""
+        """Return `pair_weight`: w of each pair, without unit and without gradient [pairs]."""
         return {"pair_weight": self._pair_weight(chosen, rejected)}
 
     def _pair_weight(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
@@ -80,5 +78,5 @@ class WDPO:
 
 
 def _unweighed(side: TurnLogprobs) -> TurnLogprobs:
-    """Return the side without its numbers, which are scores here."""
+    """Return the side without its weights, which are scores here."""
     return replace(side, weight=None)

@@ -1,1 +1,1 @@
-"""Credits, quantities, explorers and row makers of single papers, found through entry points of our own package."""
+"""Credits, quantities, explorers and row makers from single papers, registered as entry points of Perturn."""

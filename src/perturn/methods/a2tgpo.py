@@ -1,4 +1,4 @@
-"""A2TGPO: the outcome and the gold answer's gains, compared with others' at the same turn, and how far it may move."""
+"""A2TGPO: outcome advantage, information gains normalized at each turn index, and a clip range for each turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,19 +37,19 @@ class A2TGPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha D_it / sqrt(T_i - 1 - t)   for t < T_i - 1
         D_it = sum_(k = t)^(T_i - 2) gamma^(k - t) z_ik,   z_ik = (IG_ik - mean_k(IG)) / (std_k(IG) + 1e-6)
 
-    IG comes from `information_gains`; mean_k and std_k are over the trajectories of the group for which turn k is not
-    the last. The last turn has the outcome alone. S is the sum of the rewards that count.
+    IG comes from `information_gains`. mean_k and std_k are over the trajectories of the group that have a turn after
+    turn k. The last turn has the outcome advantage alone. S is the sum of the rewards.
 
-    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and the range of the last turn by
-    1: a turn that told more of the answer than other trajectories at this turn index may change more.
+    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and the clip range of the last turn
+    by 1. So a turn with a larger gain than other trajectories at this turn index may change more.
 
     Source: Chen et al. 2026, "A2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
-    arXiv:2605.06200. Its abstract was read, and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with
-    `alpha` and `gamma` of its script); its equations were not.
+    arXiv:2605.06200, by its abstract and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with
+    `alpha` and `gamma` of its script), not by its equations.
     Differs: a turn whose gain is exactly 0 counts as a turn; the code skips it, which shifts the index of later
-    turns. A reward that the environment gives before the end is part of S; the code has no such rewards. A turn index
-    that no other trajectory reached has gain 0, as in the code, and so has every turn of a FAILED trajectory. Equal
-    values have advantage 0. With `normalize` mean, z in the clip range is not divided by a deviation either.
+    turns. A reward of the environment before the end is part of S; the code has no such rewards. A turn index that no
+    other trajectory reached has gain 0, as in the code, and so has every turn of a FAILED trajectory. Equal values have
+    advantage 0. With `normalize` mean, z in the clip range is not divided by a deviation either.
     """
 
     needs: ClassVar[Needs] = (Answer(last_gain=False),)
@@ -61,17 +61,17 @@ class A2TGPO(GroupCredit):
     """Discount from one turn to the next in D, in [0, 1]."""
 
     gain: Annotated[str, OneOf(GAINS)] = "probability"
-    """A gain is a difference of probability (of the mean token) or of logprob (its logarithm)."""
+    """Quantity whose change is the gain: probability (the geometric mean over the answer's tokens), or logprob (its
+    logarithm)."""
 
     normalize: Normalization = "std"
-    """How outcomes and gains are normalized: std subtracts their mean and divides by their standard deviation; mean
-    subtracts the mean alone."""
+    """Normalization of outcomes and gains. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     std: Deviation = "population"
-    """population: standard deviation over n; or sample, over n - 1."""
+    """Standard deviation: population (over n), or sample (over n - 1)."""
 
     clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3
-    """Largest change of the clip range of a turn, relative to the range, in [0, 1); 0: no change."""
+    """Largest relative change of the clip range of a turn, in [0, 1); 0: no change."""
 
     @property
     def traits(self) -> CreditTraits:
@@ -84,8 +84,7 @@ class A2TGPO(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
-            ValueError: If `answer` is missing, has not one entry before each turn and one after the last, or a gain
-                is infinite.
+            ValueError: If `answer` is None, does not have one entry more than turns, or gives an infinite gain.
         """
         rewards, gains = self.returns(group), self._standard_gains(group, answer)
         return weigh_tasks_with(group, rewards, gains, self._fuse)
@@ -93,10 +92,10 @@ class A2TGPO(GroupCredit):
     def clips(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
     ) -> list[Tensor] | None:
-        """Return the factor on the clip range of every turn, without unit [turns]; None where there is no such scale.
+        """Return the factor on the clip range of every turn, without unit [turns]; None if `clip_scale` is 0.
 
         Raises:
-            ValueError: As for the advantages.
+            ValueError: If `answer` is None, does not have one entry more than turns, or gives an infinite gain.
         """
         if not self.clip_scale:
             return None
@@ -104,7 +103,7 @@ class A2TGPO(GroupCredit):
         return [1 + self.clip_scale * (2 * torch.sigmoid(of_one) - 1) for of_one in gains]
 
     def _standard_gains(self, group: Sequence[Trajectory], answer: Answers | None) -> Numbers:
-        """Return z, 0 for a last turn `[trajectories][turns]`."""
+        """Return z of each turn, and 0 for each last turn `[trajectories][turns]`."""
         known = answer_numbers(group, answer)
         gains = [turn_gains(one, logprobs, self.gain) for one, logprobs in zip(group, known, strict=True)]
         index: list[list[Visit]] = []
@@ -125,7 +124,7 @@ class A2TGPO(GroupCredit):
         ]
 
     def _accumulate(self, gains: Numbers) -> Numbers:
-        """Return D over the root of the number of its terms, 0 for a last turn `[trajectories][turns]`."""
+        """Return D divided by the square root of its number of terms; 0 for a last turn `[trajectories][turns]`."""
         found = []
         for of_one in gains:
             sums = returns_to_go(of_one[:-1], self.gamma)

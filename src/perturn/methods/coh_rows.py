@@ -1,4 +1,4 @@
-"""Row maker `coh`: as `nat`, but a failure stands before a success of its task, in one conversation."""
+"""Row maker `coh`: chain of hindsight, a failure followed by a success of the same task in one conversation."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from perturn.extend import (
 
 @dataclass(frozen=True)
 class CohRows(ToldRows):
-    """All episodes, each told whether it succeeds; a failure stands before a success of its task in one conversation.
+    """Successes, and failures followed by a success of their task; a text says whether each episode succeeds.
 
-    The success is the expert's episode, or else the policy's first success. A failure is trained alone if its task
-    has no success, or if both together exceed the length limit.
+    A failure and the success after it form one conversation. The success is the expert's episode, or else the policy's
+    first success. A failure is a row alone if its task has no success, or if both episodes exceed the length limit.
 
     Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
-    stand in one sequence with words of feedback before each, and the loss is on all outputs and not on those words. At
-    inference the words of the good episodes are used. As in the authors' code, single outputs with their words are
-    taught too.
-    Differs: the paper ranks answers of one turn, and no paper says how CoH became a baseline for agents. Assumed
-    here: only the order failure, then success; one wording, from `success` and `failure`; no random masking of past
-    tokens; and the expert's episodes in place of the pretraining term.
+    stand in one sequence, each after a feedback text, and the loss is on all outputs and not on the feedback. At
+    inference, the feedback text of good outputs is used. As in the authors' code, training also has single outputs with
+    their feedback.
+    Differs: the paper ranks answers of one turn, and no paper says how CoH became a baseline for agents. Perturn makes
+    four choices: a failure always comes first; there is one wording, `success` and `failure`; past tokens are not
+    masked at random; and the expert's episodes replace the pretraining term.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     @property
     def traits(self) -> RowTraits:
-        """The prompt tells the policy how its episode ends."""
+        """Traits of the rows, including the texts that say whether an episode succeeds."""
         told = self.success, self.failure
         return RowTraits(
             "single", expert=True, starts_over=True, names_policy=True, told=told, needs_history=True
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the successes, then the failures."""
+        """Return the successes, followed by the failures."""
         divided = divide(inputs, starts_over=True)
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")
@@ -60,5 +60,5 @@ class CohRows(ToldRows):
 
 
 def _chain(bad: Trajectory, good: Trajectory) -> Trajectory:
-    """Return two episodes of a task in one conversation."""
+    """Return a failure and a success of a task as one conversation."""
     return replace(good, turns=(*bad.turns, *good.turns))

@@ -1,4 +1,4 @@
-"""Row maker `drop-pairs`: better branches over the steps that cost an episode its chances."""
+"""Row maker `drop-pairs`: pairs of a better branch and a step that lowered the chance of success."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from perturn.extend import (
 )
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")
-"""Outcomes of a step of an explored episode: the first that holds. `failed`: no branch says what it was worth to be
-before it, or after it; `no_drop`: that is not clearly less; `identical`: no branch that ended took another step; `gap`:
-none of those that did ended clearly better."""
+"""Outcomes of a step of an explored episode; the first that applies counts. `failed`: every branch that
+starts before the step, or every branch that starts after it, FAILED. `no_drop`: the mean score did not drop clearly.
+`identical`: all branches took the same step. `gap`: no branch with another step ended clearly better."""
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,36 @@ none of those that did ended clearly better."""
 class DropPairs:
     """Pair each step that lowered an episode's chance of success with a better step from the same turn.
 
-    A step is what the episode did from one branching turn to the next. It gives a pair if
+    A step consists of an episode's turns from one branching turn to the next. It gives a pair if
 
         v(t) - v(t') > threshold,    v(t) = mean score of the branches from turn t,
 
     where t' is the turn after the step, and v after the last step is the score of the episode. The chosen side is the
-    best of the branches from turn t that took another step, if its score exceeds the score of the episode by the
-    threshold too.
+    best branch from turn t that took another step. Its score must exceed the score of the episode by the threshold too.
 
     Source: Setlur et al. 2024, "RL on Incorrect Synthetic Data Scales the Efficiency of LLM Math Reasoning by
-    Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure tells which are rejected.
-    Differs: the chosen side, the number of branches per turn, and the threshold are Perturn's.
+    Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure decides which step is
+    rejected.
+    Differs: the choice of the chosen side, the number of branches per turn, and the threshold are Perturn's.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Least drop of the mean score at a step, and score gap that a pair must exceed."""
+    """Threshold that two numbers must exceed, in units of reward; >= 0: the drop of the mean score at a step, and the
+    score difference of a pair."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: at the end of their episodes, or with the turn in which they differ. Any turn of a longer
-    step may have lowered the chance, so pairs of one turn need branches from each turn."""
+    """Last turn of both sides. episode: the last turn of the episode. turn: the turn in which the two sides differ. In
+    a longer step, any turn may have lowered the chance, so `turn` needs branches from each turn."""
 
     @property
     def traits(self) -> RowTraits:
-        """Branches from regular turns, or from each."""
+        """Traits of the rows: they need branches at regular turns, or, with `length` turn, at each turn."""
         branches = frozenset({"turn-branches" if self.length == "turn" else "regular-branches"})
         return RowTraits("pairs", branches=branches, takes=ANY_BRANCHES)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, by explored episode and turn."""
+        """Return the pairs, ordered by explored episode and turn."""
 
         def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
             return pair_where_worth_drops(begun, branches, self.threshold, one_turn=self.length == "turn")
@@ -91,13 +92,14 @@ def pair_where_worth_drops(
 
     Args:
         explored: Trajectories of the policy.
-        branches: Their branches. FAILED branches are left out, since the
-            environment or the engine broke them off: they say nothing of what a turn is worth.
-        threshold: tau, in units of total reward; finite and >= 0.
-        one_turn: Whether both sides end with the turn in which they part, where a step is one turn.
+        branches: Branches of these trajectories. FAILED branches are left out: the environment or the engine raised an
+            error, so their scores are no estimate of a turn's value.
+        threshold: Difference that the drop of the mean score and the score difference of a pair must exceed, in units
+            of reward; finite and >= 0.
+        one_turn: Whether both sides end with the turn in which they differ, if each step is one turn.
 
     Returns:
-        The pairs, by explored episode and turn; and counts: each step under one of `DROPS`.
+        The pairs, ordered by explored episode and turn; and the number of steps for each outcome of `DROPS`.
     """
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys(DROPS, 0))
@@ -111,7 +113,7 @@ def pair_where_worth_drops(
 
 
 def _steps(one: Trajectory, by_turn: Mapping[int, object]) -> Iterator[tuple[int, int]]:
-    """Yield turns between which the steps of an episode are: from one branching turn to the next, or to the end."""
+    """Yield the first turn of each step of an episode, and the turn after the step."""
     return pairwise([*sorted(by_turn), len(one.turns)])
 
 
@@ -124,7 +126,7 @@ def _compare(
     *,
     one_turn: bool,
 ) -> tuple[str, Trajectory | None]:
-    """Return the outcome of an episode's step from a turn to another, and the branch preferred to it, if any."""
+    """Return the outcome of the step from `turn` to `after`, and the chosen branch; None: no pair."""
     there, beyond = (
         [each for each in by_turn.get(at, ()) if len(each.turns) > at and not failed(each)]
         for at in (turn, after)

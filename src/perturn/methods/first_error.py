@@ -1,4 +1,4 @@
-"""The oracle: weights from the true first wrong turn, instead of the reference's confidence."""
+"""Oracle weights: turn weights from the true first wrong turn, instead of the reference's confidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,26 +11,27 @@ from perturn.extend import POSITIVE, SENSES, Distance, Needs, OneOf, Trajectory,
 from perturn.extend.tensors import CreditTraits
 
 TURNS = ("from", "only")
-"""Turns of an episode with an error that take the high weight: those from the first wrong one on, or the wrong ones."""
+"""Turns with the high weight in an episode with an error: all turns from the first wrong turn on, or only wrong
+turns."""
 
 
 def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -> Tensor:
-    """Weigh the turns before the first wrong one lower than the others.
+    """Return a low weight for each turn before the first wrong turn, and a high weight for the other turns.
 
         omega_t = high if t >= first else low,   first = min {t: remaining_t >= remaining_(t-1)}
 
-    `only` weighs every right turn low, those after the first wrong one too. An episode without a wrong turn
-    gets the high weight at every turn.
+    If `turns` is `only`, right turns after the first wrong turn also get the low weight. An episode without a wrong
+    turn gets the high weight at every turn.
 
-    Source: ours. It is tlm-DRE's Eq. 10 with the true wrong turn instead of `p_i <= pivot`, which the paper uses to
-        find deciding turns. So it bounds the gain of a better guess of these turns.
-    Differs: the paper has no such knowledge.
+    Source: ours. The paper's Eq. 10 (tlm-DRE) finds decisive turns by `p_i <= pivot`; here the true wrong turn replaces
+        this test. So the credit bounds the gain from a better estimate of these turns.
+    Differs: the paper does not know which turns are wrong.
 
     Args:
-        wrong: Whether each turn of one trajectory brought the success no nearer [turns].
-        turns: `from` or `only`.
-        low: Weight of a turn that was right, without unit.
-        high: Weight of any other, without unit.
+        wrong: Whether each turn of one trajectory came no closer to success, as booleans [turns].
+        turns: One of TURNS.
+        low: Weight of a right turn, without unit.
+        high: Weight of any other turn, without unit.
 
     Returns:
         Weights, without unit, float32 [turns].
@@ -42,29 +43,29 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 
 @dataclass(frozen=True)
 class FirstError:
-    """Low weight before the first wrong turn, high weight from it on. The environment says which turn is wrong.
+    """Low weight before the first wrong turn, high weight from this turn on. The environment knows the wrong turns.
 
     A turn is wrong if the distance to a success is no smaller after it. If no turn is wrong, all weights are high.
     See `first_error_weights`.
 
     Source: Perturn, an oracle for tlm-DRE's Eq. 10.
-    Differs: the paper has no such knowledge.
+    Differs: the paper does not know which turns are wrong.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits()
 
     turns: Annotated[str, OneOf(TURNS)] = "from"
-    """Turns that take the high weight: from the first wrong one on, or only the wrong ones."""
+    """Turns that get the high weight. from: all turns from the first wrong turn on. only: wrong turns alone."""
 
     low: Annotated[float, POSITIVE] = 0.2
-    """Weight of a turn before the first error, without unit; > 0. As in `confidence`."""
+    """Weight of a turn before the first wrong turn, without unit; > 0. The default is the same as in `confidence`."""
 
     high: Annotated[float, POSITIVE] = 1.0
     """Weight of any other turn, without unit; >= low."""
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
-    """How the distance to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by the
-    environment's expert, who knows only what the episode has shown."""
+    """Measure of the distance to a success. shortest: the shortest path, with full knowledge of the environment.
+    searching: the path of the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

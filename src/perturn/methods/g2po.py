@@ -1,4 +1,4 @@
-"""G2PO: a turn by the mean value of the state it led to."""
+"""G2PO: credit a turn by the value of the state that it reaches, averaged over the group's visits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class G2PO(GroupCredit):
-    """Episode advantage, plus the value of the state that a turn reaches, plus the change of value that it makes.
+    """Episode advantage, plus the value of the next state, plus the change in value from the state to the next state.
 
         A_it = A_E + omega (A_next + A_change)
         V(s) = mean over visits of gamma^(T - t) S,   t from 0
         A_next = V(next) - penalty of an invalid turn, normalized over the turns at s
         A_change = V(next) - V(s), normalized over all turns of the task
 
-    V after the last turn is S where the task was solved, else 0.
+    A_E is the episode advantage, as in `gigpo`. V after the last turn is S if the task was solved, else 0.
 
     Source: G2PO, the authors' `core_g2po.py`.
-    Differs: the environment says what a success is. The code asks for a score of exactly 10, so with another scale of
-    rewards a success counts as a failure. Statistics of A_E run over trajectories; `steps` is the code's default.
-    States are equal by `state_key`; a turn without one is a state of its own.
+    Differs: the environment decides what a success is. The code requires a score of exactly 10, so with another scale
+    of rewards a success counts as a failure. Statistics of A_E run over trajectories; the code's default is `steps`.
+    States are equal by `state_key`; a turn without a state key is a state of its own.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
@@ -46,13 +46,15 @@ class G2PO(GroupCredit):
     """Weight of the states' values, without unit; >= 0."""
 
     normalize: Normalization = "mean"
-    """mean, or std."""
+    """Normalization. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     statistics: Unit = "trajectories"
-    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more, as published."""
+    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more, as in the
+    published code."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
-    """Subtracted from V(next) of an invalid turn and from its copy of the score, in units of reward; >= 0."""
+    """Penalty of an invalid action, in units of reward; >= 0. It is subtracted from V(next) and from the episode score
+    of the turn."""
 
     @property
     def traits(self) -> CreditTraits:

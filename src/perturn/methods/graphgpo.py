@@ -1,4 +1,4 @@
-"""GraphGPO: weighs a turn by its distance to a success, in the graph of all states that a group visited."""
+"""GraphGPO: credit a turn by the distance to a success, in the graph of all states that a group visited."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from perturn.extend.tensors import (
 )
 
 _SUCCESS = -1
-"""Node that a solved trajectory ends in."""
+"""Node in which a solved trajectory ends."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class GraphGPO(GroupCredit):
         A_it = beta_episode A_E + beta_graph A_G
         A_G = C omega^d(next state), standardized over the steps out of the same state
 
-    d is the least number of steps to a success in the graph of all steps that the group took. From states without a
-    path to a success it is the largest d plus 1. A solved trajectory ends in the state "success", any other
-    trajectory in a state of its own. If the group has no success, A_G is 0. A_E = (S_i - mean(S)) / (std(S) + 1e-6),
-    with the sample standard deviation over trajectories. S is the score minus the penalty of each invalid turn.
+    d is the least number of steps to a success in the graph of all steps that the group took. For a state without a
+    path to a success, d is the largest d of other states plus 1. A solved trajectory ends in the state "success", and
+    any other trajectory in a state of its own. If the group has no success, A_G is 0. A_E = (S_i - mean(S)) / (std(S) +
+    1e-6), with the sample standard deviation over trajectories. S is the score minus the penalty of each invalid turn.
 
-    Source: GraphGPO, as `graph_credit.py` of redai-infra/Relax has it.
+    Source: GraphGPO, as implemented in `graph_credit.py` of redai-infra/Relax.
     Differs: the paper's Eq. 4 has the exponent d + cost. The cost is a constant factor, which standardization
-    removes. States are equal by `state_key`; a turn without one is a state of its own. A trajectory alone in its
-    group gets 0.
+    removes. States are equal by `state_key`; a turn without a state key is a state of its own. A trajectory alone in
+    its group gets 0.
     """
 
     omega: Annotated[float, Bound(above=0, below=1)] = 0.1
-    """Factor on the value of a state for each step of distance from a success; in (0, 1)."""
+    """Discount of a state's value per step of distance from a success, in (0, 1)."""
 
     success_reward: Annotated[float, Bound(above=0)] = 10.0
-    """C, the value of a success, in units of reward; > 0."""
+    """Value C of a success, in units of reward; > 0."""
 
     beta_episode: Annotated[float, Bound(least=0)] = 1.0
     """Weight of A_E, without unit; >= 0."""
@@ -53,7 +53,7 @@ class GraphGPO(GroupCredit):
     """Weight of A_G, without unit; >= 0."""
 
     returns: Return = field(default=Return(invalid_penalty=0.1), kw_only=True)
-    """Rewards that count in A_E."""
+    """Rewards to count in A_E, and the penalty of invalid actions; see `Return`."""
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]
@@ -73,7 +73,7 @@ class GraphGPO(GroupCredit):
         states = anchors(group)
         steps = next_nodes(group, states)
         distance = distances(steps)
-        if len(distance) == 1:  # nothing but the success itself: none was reached
+        if len(distance) == 1:  # no trajectory reached the success
             return [[0.0] * len(trajectory.turns) for trajectory in group]
         far = max(distance.values()) + 1
         values = [
@@ -83,7 +83,7 @@ class GraphGPO(GroupCredit):
 
 
 def next_nodes(group: Sequence[Trajectory], states: Sequence[Sequence[Visit]]) -> list[list[tuple[int, int]]]:
-    """Return the nodes that each turn led from and to `[trajectories][turns]`."""
+    """Return the node before and the node after each turn `[trajectories][turns]`."""
     node = {visit: number for number, visits in enumerate(states) for visit in visits}
     fresh = iter(range(len(states), len(states) + sum(len(each.turns) + 1 for each in group)))
     found = []
@@ -95,7 +95,7 @@ def next_nodes(group: Sequence[Trajectory], states: Sequence[Sequence[Visit]]) -
 
 
 def distances(steps: Sequence[Sequence[tuple[int, int]]]) -> dict[int, int]:
-    """Return the least number of steps to the success from each node it can be reached from."""
+    """Return the least number of steps from each node to the success, for all nodes with a path to it."""
     before: dict[int, set[int]] = defaultdict(set)
     for each in steps:
         for node, to in each:

@@ -1,4 +1,4 @@
-"""HiPER: generalized advantages on two levels, over the turns of a segment and over segments."""
+"""HiPER: generalized advantages on two levels, over the turns within a segment and over segments."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from perturn.extend.tensors import (
 )
 
 SWITCHES = ("reply", "action")
-"""Texts that can say that a segment begins: what the policy was told before the turn, or what it then did."""
+"""Text that decides where a segment begins: the observation before a turn, or the action of the turn."""
 
 
 def hierarchical_advantages(
@@ -32,26 +32,26 @@ def hierarchical_advantages(
     lam: float,
     high_level_lam: float,
 ) -> list[float]:
-    """Return the advantage of each turn of a trajectory, by the level that it acts on.
+    """Return the advantage of each turn of a trajectory, on the level of segments or of turns.
 
-        at the first turn c of a segment [c, d):
+        first turn c of a segment [c, d):
             A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
-        at its other turns, of which the last has nothing after it:
+        other turns of the segment, with A = 0 after its last turn:
             A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
 
-    The first is the generalized advantage of a process whose steps are segments, the second the advantage in an episode
-    which ends with the segment and is worth V_d there.
+    A_c is the generalized advantage over segments. A_t is the generalized advantage over the turns of one segment, as
+    if the episode ended with the segment and a final value of V_d.
 
     Args:
-        rewards: Of each turn [turns].
-        values: V before each turn, in units of reward [turns]; after the end it is 0.
-        begins: Whether a segment begins with the turn; the first one of the trajectory does in any case [turns].
+        rewards: Reward of each turn [turns].
+        values: V before each turn, in units of reward [turns]. V after the last turn is 0.
+        begins: Whether a segment begins at each turn [turns]. The first turn always begins a segment.
         gamma: Discount from one turn to the next.
         lam: Lambda from one turn of a segment to the next.
         high_level_lam: Lambda from one segment to the next.
 
     Returns:
-        In units of reward [turns].
+        Advantages, in units of reward [turns].
     """
     found = [0.0] * len(rewards)
     starts = [turn for turn in range(len(rewards)) if turn == 0 or begins[turn]]
@@ -59,7 +59,7 @@ def hierarchical_advantages(
     high = 0.0
     for start, end in reversed(list(zip(starts, ends, strict=True))):
         after = values[end] if end < len(rewards) else 0.0
-        # The value after the segment, as a reward of its last turn, is discounted as it should be.
+        # Adding the discounted value after the segment to the last reward gives the right discount at each turn.
         earned = [*rewards[start : end - 1], rewards[end - 1] + gamma * after]
         over = gamma ** (end - start)
         high = returns_to_go(earned, gamma)[0] - values[start] + over * high_level_lam * high
@@ -70,49 +70,49 @@ def hierarchical_advantages(
 
 @dataclass(frozen=True)
 class HiPER:
-    """Advantage of a whole segment at its first turn, and of a turn within its segment at the others.
+    """Advantage over segments at the first turn of each segment, and over the segment's turns at its other turns.
 
         A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
         A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
 
-    c is the first turn of a segment [c, d), and t any other turn of it; nothing follows its last turn. See
-    `hierarchical_advantages`.
+    c is the first turn of a segment [c, d), and t any other turn of the segment. The advantage after the last turn of
+    the segment is 0. See `hierarchical_advantages`.
 
     Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
     Agents", by its abstract and its code (hierarchical advantage estimation).
-    Differs: in the paper the policy writes whether it keeps its subgoal, the subgoal, and the action, and each of
-    these parts of a turn has an advantage. Here a turn has one number, and the first turn of a segment has the
-    advantage of the whole segment. The paper has a value of the state and a value of state and subgoal. Here there is
-    one value, V before the turn, which depends on the subgoal if the history contains it. Penalties for keeping a
-    subgoal are left out. By default the newest observation decides where a segment begins (`by: reply`). With `by:
-    action` the action itself decides. Its return then counts for the turn before only if it does not switch, which
-    biases the gradient for any V.
+    Differs: in the paper, a turn has three parts with one advantage each: a decision to keep the subgoal, the subgoal,
+    and the action. Here a turn has one number, and the first turn of a segment has the advantage of the whole segment.
+    The paper has a value of the state and a value of state and subgoal. Here there is one value, V before the turn. It
+    depends on the subgoal if the history contains the subgoal. Penalties for keeping a subgoal are left out. By default
+    the newest observation decides where a segment begins (`by: reply`). With `by: action`, the action decides. The
+    previous turn then gets the return of this action only if the segment continues, which biases the gradient
+    even if V is exact.
     """
 
     switch: str = ""
-    """A segment begins at turns in whose text this regular expression (Python) is found, such as `^You arrive`;
-    empty: at every turn."""
+    """Regular expression (Python) that is searched in a text of each turn, such as `^You arrive`. A segment begins
+    where it is found. Empty: a segment begins at every turn."""
 
     by: Annotated[str, OneOf(SWITCHES)] = "reply"
-    """Text in which `switch` is searched: the newest observation before the turn (`reply`), or the turn's own action
-    (`action`), without its native tool calls."""
+    """Text in which `switch` is searched. reply: the newest observation before the turn. action: the turn's action,
+    without its native tool calls."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Lambda of GAE within a segment, in [0, 1]: at 1 an advantage counts all rewards to the end of the segment, at
+    """Lambda of GAE within a segment, in [0, 1]. At 1 an advantage counts all rewards to the end of the segment; at
     smaller values V replaces distant rewards."""
 
     high_level_lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """Lambda of GAE from segment to segment, in [0, 1]: at 1 an advantage counts all rewards to the end of the
-    episode."""
+    """Lambda of GAE from segment to segment, in [0, 1]. At 1 an advantage counts all rewards to the end of the episode;
+    at smaller values V replaces distant rewards."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     def __post_init__(self) -> None:
-        """Reject settings outside their range, and what is no regular expression."""
+        """Reject settings outside their range, and a `switch` that is no regular expression."""
         check_bounds(self)
         try:
             re.compile(self.switch)
@@ -133,7 +133,7 @@ class HiPER:
         return CreditTraits(unbiased=unbiased, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
-        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
+        """Return the regression target of V, the return from each turn on `[trajectories][turns][1]`."""
         return [[[each] for each in returns_to_go(rewards, self.gamma)] for rewards in self.returns(group)]
 
     def __call__(
@@ -155,7 +155,7 @@ class HiPER:
         )
 
     def _begins(self, turn: Turn) -> bool:
-        """Return whether a segment begins with a turn."""
+        """Return whether a segment begins at a turn, by `switch` and `by`."""
         return (
             re.search(self.switch, turn.observation_text if self.by == "reply" else turn.action.text)
             is not None

@@ -1,4 +1,4 @@
-"""IGPO: the reward of a turn is the change of the gold answer's likelihood over it; the last turn gets the outcome."""
+"""IGPO: the reward of a turn is its change in the gold answer's likelihood; the last turn gets the outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from perturn.extend.tensors import (
 )
 
 POOLS = ("joint", "separate")
-"""Gains and outcomes of a group are normalized together, or each among themselves."""
+"""Normalization of the gains and outcomes of a group. joint: all together. separate: gains and outcomes separately."""
 
 
 @dataclass(frozen=True)
 class IGPO(GroupCredit):
-    """Rise of the gold answer's likelihood at each turn, and the outcome at the last turn.
+    """Increase in the gold answer's likelihood at each turn, and the outcome at the last turn.
 
         r_t = IG_t for t < T - 1,   r_(T-1) = S
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
@@ -37,34 +37,34 @@ class IGPO(GroupCredit):
     IG comes from `information_gains`, and R holds the rewards of all turns of the group.
 
     Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code
-    (`core_algos.py`, mode joint; mode separate is `pools`; `prob_diff` and `log_prob_diff` are `gain`). The first
-    release subtracted the mean of returns at each token index instead, which has no counterpart over turns.
-    Differs: a turn whose gain is exactly 0 counts as a turn; the code skips it. A reward that the environment gives
-    before the end is added to the gain of its turn; the paper has no such rewards. The only penalty for a malformed
-    answer is the number in `returns`. A trajectory alone in its group gets 0; in the code its turns are compared with
-    each other. A FAILED trajectory counts with gains of 0.
+    (`core_algos.py`). The code's modes joint and separate are `pools`, and its `prob_diff` and `log_prob_diff` are
+    `gain`. The first release subtracted the mean return at each token index, which has no counterpart over turns.
+    Differs: a turn whose gain is exactly 0 counts as a turn; the code skips it. A reward of the environment before the
+    end is added to the gain of its turn; the paper has no such rewards. The only penalty of a malformed answer is
+    `returns.invalid_penalty`. A trajectory alone in its group gets 0; the code compares its turns with each other. A
+    FAILED trajectory counts with gains of 0.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     gain: Annotated[str, OneOf(GAINS)] = "probability"
-    """A gain is a difference of probability (of the mean token) or of logprob (its logarithm)."""
+    """Quantity whose change is the gain: probability (the geometric mean over the answer's tokens), or logprob (its
+    logarithm)."""
 
     normalize: Normalization = "std"
-    """How rewards are normalized: std subtracts their mean and divides by their standard deviation; mean subtracts
-    the mean alone."""
+    """Normalization of the rewards. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     pools: Annotated[str, OneOf(POOLS)] = "joint"
-    """joint: gains and outcomes of a group are normalized together; separate: gains and outcomes are normalized
-    separately."""
+    """Sets of rewards that are normalized. joint: gains and outcomes of a group together. separate: gains, and
+    outcomes."""
 
     std: Deviation = "population"
-    """population: standard deviation over n; or sample, over n - 1."""
+    """Standard deviation: population (over n), or sample (over n - 1)."""
 
     last_gain: bool = False
-    """Whether the last turn has a gain in addition to the outcome, measured by the answer right after it, before the
-    environment's reply."""
+    """Whether the last turn has a gain in addition to the outcome. The answer is then scored right after the last
+    action, before the environment's reply."""
 
     @property
     def needs(self) -> Needs:

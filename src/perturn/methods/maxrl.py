@@ -1,4 +1,4 @@
-"""MaxRL: a trajectory's score against the mean of its group, relative to that mean."""
+"""MaxRL: a trajectory's score minus the mean of its group, divided by this mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from perturn.extend.tensors import EPSILON, GroupCredit, Numbers, mean
 
 @dataclass(frozen=True)
 class MaxRL(GroupCredit):
-    """Score of the episode minus the mean of its group, divided by that mean. Rare successes weigh more.
+    """Score of the episode minus the mean of its group, divided by this mean. Rare successes weigh more.
 
         A_it = (S_i - mean(S)) / (mean(S) + 1e-6),   S_i = sum_t r_it >= 0
 
-    Source: SkyRL's estimator of that name (`ppo_utils.py`); a rare success weighs more, as in the gradient of log p.
-    Differs: a number per turn. Negative scores are rejected, since the division could flip the sign.
+    Source: SkyRL's estimator `maxrl` (`ppo_utils.py`). A rare success weighs more, as in the gradient of log p.
+    Differs: one number per turn. Negative scores are rejected, since the division could change the sign.
     """
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Row maker `nat`: all episodes, each told in its prompt whether it succeeds."""
+"""Row maker `nat`: all episodes, with a text in each prompt that says whether the episode succeeds."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from perturn.extend import Made, Need, RowInputs, RowTraits, ToldRows, divide, t
 
 @dataclass(frozen=True)
 class NatRows(ToldRows):
-    """All episodes, each with weight 1 and a text after the task that says whether it succeeds.
+    """All episodes with weight 1, and with a text after the task that says whether the episode succeeds.
 
     Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large
     Language Models as Agents", arXiv:2402.11651: a suffix to the query says whether a trajectory is positive or
     negative, the loss is on the actions of both, and at inference the positive suffix is used.
-    Differs: expert episodes are positive rows too; the texts are Perturn's, since the paper's texts are about answers
-        to questions.
+    Differs: the expert's episodes are positive rows too. The texts are Perturn's, since the paper's texts are about
+        answers to questions.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     @property
     def traits(self) -> RowTraits:
-        """The prompt tells the policy how its episode ends."""
+        """Traits of the rows, including the texts that say whether an episode succeeds."""
         return RowTraits(
             "single", expert=True, starts_over=True, names_policy=True, told=(self.success, self.failure)
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the successes, then the failures."""
+        """Return the successes, followed by the failures."""
         divided = divide(inputs, starts_over=True)
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")

@@ -1,4 +1,4 @@
-"""Row maker `oec`: the expert's episodes, and the expert's turns where it takes over in own failures."""
+"""Row maker `oec`: the expert's episodes, and failures of the policy in which the expert takes over."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ from perturn.extend import (
 @dataclass(frozen=True)
 @bounded
 class OecRows:
-    """Expert trajectories of SFT, and own failures that the expert finished, with weight on the expert's turns.
+    """Expert's trajectories of SFT, and failures that the expert finished, with loss on the expert's turns.
 
-    With several iterations, each iteration also learns from the corrections of all earlier iterations, as DAgger
-    does.
+    Each iteration also trains on the corrections of all earlier iterations, as DAgger does.
 
     Source: Lauffer et al. 2025, "Imitation Learning for Multi-turn LM Agents via On-policy Expert Corrections",
-    arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, episodes that then
-    succeed are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
-    Differs: the expert takes over in failed episodes only, at `takeovers` turns of each; the episode is replayed up
-    to such a turn. Choosing the turns of least confidence is Perturn's addition.
+    arXiv:2512.14895: the policy plays the first turns, and an expert takes over at a random turn. Episodes that succeed
+    are kept, with loss on the expert's turns. It follows DAgger (Ross et al. 2011, arXiv:1011.0686).
+    Differs: the expert takes over in failed episodes only, at `takeovers` turns of each episode. The episode is
+        replayed
+    up to each of these turns. The choice of the turns with the least confidence is Perturn's addition.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     takeovers: Annotated[int, COUNT] = 2
-    """Turns of each failure, after its first turn, at which the expert takes over; each gives one episode."""
+    """Number of turns of each failure, after its first turn, at which the expert takes over. Each turn gives one
+    episode."""
     takeover: Literal["random", "confidence"] = "random"
-    """How turns are chosen: at random, or the turns whose action had the lowest mean log-probability per
-    token when it was sampled."""
+    """Choice of these turns. random: at random. confidence: the turns whose actions had the lowest mean log-probability
+    per token when they were sampled."""
 
     @property
     def traits(self) -> RowTraits:
-        """The expert takes over, and each iteration learns from what is there."""
+        """Traits of the rows: the expert corrects failures, and each iteration keeps the rows of earlier iterations."""
         return RowTraits(
             "single",
             expert=True,
@@ -60,7 +61,7 @@ class OecRows:
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the expert's episodes, then the corrected episodes, earlier iterations first."""
+        """Return the expert's episodes, followed by the corrected episodes, starting with the earliest iteration."""
         divided = divide(inputs, starts_over=True)
         turns_of = _random_turns if self.takeover == "random" else _unsure_turns
         wanted = []
@@ -69,29 +70,38 @@ class OecRows:
             wanted += [(one, turns) for turns in sorted(turns_of(one, times, inputs.seed))]
         mended = [one for one in inputs.correct(wanted) if succeeded(one)]
         divided.counts["corrections"] = len(mended)
-        earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # the policy's own turn
+        earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # policy's turn first
         if not earlier and not mended:
             lacks = "no failure could be corrected" if divided.failures else "none is a failure"
             return Made([], divided.counts, lacks)
-        # The end of an episode, which would be cut, is what is learned.
+        # The loss is on the end of an episode, so an episode whose end would be cut is left out.
         rows = [_row(one) for one in (*earlier, *mended) if inputs.limit.whole(one)]
         return Made([*map(weighted, divided.taught), *rows], divided.counts)
 
 
 def _row(corrected: Trajectory) -> WeightedTrajectory:
-    """Return a corrected episode, with weight for the expert's turns."""
+    """Return a corrected episode with weight 1 on the expert's turns, and 0 on the policy's turns."""
     weight = tuple(float(turn >= corrected.taken_over) for turn in range(len(corrected.turns)))
     return WeightedTrajectory(corrected, weight)
 
 
 def _random_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
-    """Return turns after the first, drawn by the seeds of run and episode, and so others in each iteration."""
+    """Return random turns after the first turn, drawn with the seeds of the run and of the episode.
+
+    The seed of an episode depends on the iteration, so each iteration draws other turns.
+    """
     draw = random.Random(f"{seed} {episode.task.id} {episode.sample} {episode.seed}")
     return draw.sample(range(1, len(episode.turns)), times)
 
 
 def _unsure_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
-    """Return turns after the first whose action the policy was least sure of; of equal ones the first."""
+    """Return the turns whose action tokens have the lowest mean log-probability, in ascending order of it.
+
+    The first turn is left out. Among equal values, the earlier turn comes first.
+
+    Raises:
+        DataError: If a turn has no recorded log-probabilities.
+    """
     sure = {}
     for turn in range(1, len(episode.turns)):
         logprobs = episode.turns[turn].action.logprobs

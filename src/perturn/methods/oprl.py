@@ -1,4 +1,4 @@
-"""OPRL: the outcome, and the implicit reward of each turn by a model that learns from the outcomes of the group."""
+"""OPRL: the outcome, plus an implicit reward of each turn from a reward model trained in each iteration."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class OPRL(GroupCredit):
-    """GRPO's advantage, plus the implicit reward of the turn by a reward model that is trained in each iteration.
+    """GRPO's advantage, plus an implicit reward of the turn from a reward model that is trained in each iteration.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha sum_(k >= t) step_gamma^(k - t) z_ik
         z_it = (r_it - mean(r)) / (std(r) + 1e-6),   r_it = sum_j log pi_prm(y_itj) - log pi_ref(y_itj)
@@ -35,32 +35,32 @@ class OPRL(GroupCredit):
     and also defines pi_ref.
 
     Source: Liu et al. 2025, "Online Process Reward Learning for Agentic Reinforcement Learning", arXiv:2509.19199, by
-    its abstract; step-level advantages are as others' summaries describe them.
-    Differs: r has no factor beta, since division by the standard deviation removes it; with `normalize` mean,
-    multiply alpha by beta. step_gamma is Perturn's: the paper's shaping rewards would be summed to the end (1), but
-    its step advantage reads as the reward of the step alone (0). A FAILED trajectory has no implicit rewards, and
-    counts with score 0. A trajectory alone in its group gets 0.
+    its abstract. The step-level advantages follow summaries of the paper by other authors.
+    Differs: r has no factor beta, since division by the standard deviation removes it. With `normalize` mean,
+    multiply alpha by beta. step_gamma is Perturn's addition: shaping rewards, as in the paper, are summed to the end
+    (1), but the paper's step advantage seems to be the reward of the step alone (0). A FAILED trajectory has no
+    implicit rewards, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
-    """Weight of implicit rewards beside the outcome; 0: the outcome alone, as `grpo`."""
+    """Weight of the implicit rewards relative to the outcome, without unit; >= 0. At 0 the credit equals `grpo`."""
 
     step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0
-    """Discount of the implicit rewards of later turns, in [0, 1]; 0: the rewards of the turn alone."""
+    """Discount of the implicit rewards of later turns, in [0, 1]. At 0 only the turn's own implicit reward counts."""
 
     reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
-    """r of a turn: sum over its tokens; or mean, which does not depend on the length of the turn."""
+    """Reduction of a turn's log-ratios to r: sum over its tokens; or mean, which does not depend on the length."""
 
     normalize: Normalization = "std"
-    """How scores and implicit rewards are normalized: std subtracts their mean and divides by their standard
-    deviation; mean subtracts the mean alone."""
+    """Normalization of scores and implicit rewards. mean: subtract the mean. std: then divide by the standard deviation
+    too."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None
-    """pi_prm: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
-    reward model of the iteration."""
+    """Policy pi_prm: the name of a policy of the run, a folder, or a Hub id. It must have the vocabulary of the run's
+    model. None: the reward model of the iteration."""
 
     @property
     def needs(self) -> Needs:
@@ -81,7 +81,7 @@ class OPRL(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory [turns].
 
         Raises:
-            ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.
+            ValueError: If `progress` or `reference` is None, not finite, or not of the group's shape.
         """
         ratios = turn_log_ratios(group, progress, reference, self.reduction)
         return weigh_tasks_with(group, self.returns(group), ratios, self._fuse)

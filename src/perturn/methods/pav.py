@@ -1,4 +1,4 @@
-"""PAV: the outcome, and what each stretch of turns changed in the return that a prover may expect."""
+"""PAV: the outcome, plus the change in a prover's expected return over each segment of turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from perturn.extend.tensors import (
 
 
 def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
-    """Return the value of the first segment of a trajectory, in units of reward.
+    """Return the rewards of the first segment of a trajectory plus the value after it, in units of reward.
 
         Q_0 = sum_(k < d) r_k + V_d,   V = 0 after the end
 
     Args:
-        rewards: Of each turn [turns].
-        values: V before each turn, NaN where it is not known; the value of the first turn is not read [turns].
+        rewards: Reward of each turn [turns].
+        values: V before each turn, in units of reward; NaN: not known [turns]. The first entry is ignored.
     """
     cut = next((turn for turn in range(1, len(rewards)) if not isnan(values[turn])), None)
     return fsum(rewards) if cut is None else fsum((*rewards[:cut], values[cut]))
@@ -36,26 +36,26 @@ def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class PAV(GroupCredit):
-    """RLOO's advantage, plus how much the segment of a turn raised the expected return of a prover policy.
+    """RLOO's advantage, plus the change in a prover policy's expected return over the segment of the turn.
 
         A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
-    V^mu_c is the mean return of the prover's branches from turn c (the prover is `explore.policy`); after the end it
-    is 0. V^mu_0 is replaced by the mean of sum_(k < d) r_k + V^mu_d over the first segments of the task's other
-    trajectories. This does not depend on trajectory i, so the expected gradient is the same as with V^mu_0, and no
-    episode is played for it.
+    V^mu_c is the mean return of the prover's branches from turn c; the prover is `explore.policy`. After the end it is
+    0. V^mu_0 is replaced by the mean of sum_(k < d) r_k + V^mu_d over the first segments of the task's other
+    trajectories. This mean does not depend on trajectory i, so the expected gradient is the same as with V^mu_0, and no
+    extra episodes are needed.
 
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
     Differs: A^mu is a mean over branches; the paper trains a verifier that predicts it. A segment of `explore.every`
     turns has one number. Q^pi is the score of the trajectory minus a baseline. The baseline of the first segment
-    comes from the group. The prover is a policy of the run, by default the policy that explored. The paper's alpha is
-    not known. A trajectory alone in its group gets 0. Nothing is discounted.
+    comes from the group. The prover is a policy of the run, by default the policy that explored. The paper's value of
+    alpha is not known. A trajectory alone in its group gets 0. Returns are not discounted.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
-    """Weight of progress beside the outcome, without unit; 0: the outcome alone, as `rloo`."""
+    """Weight of A^mu relative to the outcome, without unit; >= 0. At 0 the credit equals `rloo`."""
 
     @property
     def needs(self) -> Needs:
@@ -73,7 +73,7 @@ class PAV(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branch_returns` is missing, infinite, or has not one entry per turn.
+            ValueError: If `branch_returns` is None or infinite, or does not have one entry per turn.
         """
         values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]

@@ -1,4 +1,4 @@
-"""PGPO: a turn among others in the same state, and by how much it raised the potential of the state."""
+"""PGPO: compare a turn with other turns in the same state, and add the change in the state's potential."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class PGPO(GroupCredit):
-    """GiGPO's advantage within a state, plus the change of a potential. Both weigh more if successes are rare.
+    """GiGPO's advantage within a state, plus the change in a potential, which weighs more if successes are rare.
 
         A_it = A_S + beta (1 - p)^alpha A_phi
         Phi(s) = mean of G over the turns at s,   delta = gamma Phi(next) - Phi(s),   A_phi = delta normalized at s
@@ -30,20 +30,20 @@ class PGPO(GroupCredit):
     Phi(next).
 
     Source: PGPO, arXiv:2609.02236.
-    Differs: states are equal by `state_key`, not by text; a turn without one is a state of its own, and gets 0.
+    Differs: states are equal by `state_key`, not by text. A turn without a state key is a state of its own, and gets 0.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     alpha: Annotated[float, Bound(least=0)] = 2.0
-    """Exponent of the share of failures, without unit; >= 0."""
+    """Exponent of the share of failures 1 - p, without unit; >= 0."""
 
     beta: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the change in potential, without unit; >= 0."""
 
     normalize: Normalization = "std"
-    """std (the paper's), or mean."""
+    """std (as in the paper): subtract the mean and divide by the standard deviation. mean: only subtract the mean."""
 
     @property
     def traits(self) -> CreditTraits:

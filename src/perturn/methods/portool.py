@@ -1,4 +1,4 @@
-"""PORTool: the value of a segment relative to the other children of its fork, and to the other trees."""
+"""PORTool: the value of a segment compared with the other children of its fork, and with the other trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,54 +20,54 @@ from perturn.extend.tensors import (
 )
 
 BASELINES = ("others", "group")
-"""Mean that a value is compared with: of the others, or of all, its own among them."""
+"""Baseline of a value. others: the mean of the other values. group: the mean of all values, including its own."""
 
 COUNTS = ("even", "leaves", "once")
-"""How often a turn counts: 1 before the first fork; after a fork the children share the count evenly; once
-for every leaf below it, as where each leaf is a row of its own; or once."""
+"""Number of times that a turn counts. even: once before the first fork, and the children of a fork share its count
+evenly. leaves: once for each leaf below the turn, as if each leaf were a row. once: once."""
 
 
 @dataclass(frozen=True)
 class PORTool(GroupCredit):
-    """Value of a segment of turns minus the other branches of its fork, blended with the tree's score.
+    """Value of a segment of turns minus the mean value of its fork's other branches, blended with the tree's score.
 
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))
 
-    A segment begins at the first turn or at a fork, and ends at the next fork or at the end; its turns have one
-    number. V is the value of a segment, or of the first segment of a tree (`perturn.credit.branch_forest`). R is the
-    reward before the segment. All trees of a task count as children of one fork before the first turn, so both parts
-    are equal for first segments. m is the share of a segment. It is 1 for the first segment. After a fork, it is the
-    share of the segment before the fork, divided by the number of children. The baselines of a segment contain no
-    episode that shares a turn with it.
+    A segment begins at the first turn or at a fork, and ends at the next fork or at the end. All turns of a segment
+    have the same number. V is the value of a segment, or of the first segment of a tree
+    (`perturn.credit.branch_forest`). R is the reward before the segment. All trees of a task count as children of one
+    fork before the first turn, so both parts are equal for first segments. m is the share of a segment. The share is 1
+    for the first segment, and each fork divides it by its number of children. The baselines of a segment contain no
+    episode that shares a turn with the segment.
 
-    Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
-    step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with
-    trajectory-relative ones.
+    Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: all
+    trajectories that share a step give it one reward, which depends on the outcomes that the step reaches.
+    Fork-relative and trajectory-relative advantages are blended.
     Differs: three changes make the expected gradient exact: means over the other episodes, equal weights of the
-    children of a fork (the paper averages leaves), and shares. `value` leaves, `baseline` group, `normalize` std and
-    `count` leaves are the paper's, as far as its abstract tells. `returns.invalid_penalty` replaces its reward for
-    well-formed tool calls. The explorer decides where forks are. The paper's weights of the blend are not known.
+    children of a fork (the paper averages leaves), and shares. The paper's settings, as far as its abstract shows, are
+    `value` leaves, `baseline` group, `normalize` std and `count` leaves. `returns.invalid_penalty` replaces the paper's
+    reward for well-formed tool calls. The explorer decides where forks are. The paper's weights of the blend are not
+    known.
     """
 
     blend: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Weight of the comparison with other trees, in [0, 1]; the comparison within the fork has 1 minus this
-    weight."""
+    """Weight of the comparison with other trees, in [0, 1]. The comparison within the fork has weight 1 - blend."""
 
     value: Annotated[str, OneOf(VALUES)] = "tree"
-    """How leaves are averaged: tree (the children of a fork count equally), or leaves (all leaves below count
-    equally, so a child with more forks counts more)."""
+    """Averaging of the leaves below a segment. tree: the children of a fork weigh the same. leaves: all leaves weigh
+    the same, so a child with more leaves weighs more."""
 
     baseline: Annotated[str, OneOf(BASELINES)] = "others"
-    """Mean that is subtracted: others, or group (which includes the own value)."""
+    """Mean to subtract from a value. others: the mean of the other values. group: the mean of all values."""
 
     normalize: Normalization = "mean"
-    """mean; or std, which also divides by the standard deviation of the values of a fork's children, and of the
+    """mean: subtract the mean. std: then divide by a standard deviation too, over the children of the fork and over the
     scores of all leaves."""
 
     count: Annotated[str, OneOf(COUNTS)] = "even"
-    """How often a turn counts: even (the children of a fork share its count evenly), leaves (once for each leaf below
-    it), or once."""
+    """Number of times that a turn counts. even: the children of a fork share its count evenly. leaves: once for each
+    leaf below the turn. once: once."""
 
     @property
     def traits(self) -> CreditTraits:
@@ -87,7 +87,7 @@ class PORTool(GroupCredit):
         centres = dict.fromkeys(owners, mean(scores))
         if self.baseline == "others" or len(trees) == 1:
             centres = means_of_others(owners, scores)
-        # Of leaves: values of trees may lie close together where stretches within them do not.
+        # The deviation is over leaves: values of trees can be close together while their segments differ.
         scale = self._scale([score for tree in trees for score in tree.scores])
         found = [[0.0] * len(of_one) for of_one in rewards]
         for index, tree in enumerate(trees):
@@ -99,7 +99,7 @@ class PORTool(GroupCredit):
         return found
 
     def _within(self, each: Stretch) -> float:
-        """Return a stretch against the other children of its fork; 0 where there is none."""
+        """Return the advantage of a stretch within its fork; 0 if the fork has no other children."""
         if not each.siblings:
             return 0.0
         children = [each.value, *each.siblings]
@@ -107,5 +107,5 @@ class PORTool(GroupCredit):
         return (each.value - centre) / self._scale(children)
 
     def _scale(self, values: Sequence[float]) -> float:
-        """Return the divisor of differences between values; differences of equal ones are nothing whatever it is."""
+        """Return the divisor of differences: 1, or with `normalize` std the deviation of the values if they differ."""
         return 1.0 if self.normalize == "mean" or max(values) == min(values) else deviation(values) + EPSILON

@@ -1,4 +1,4 @@
-"""Progress advantage: how much likelier reinforcement learning has made a turn, beside the outcome."""
+"""Progress advantage: the outcome, plus the increase in a turn's log-likelihood by reinforcement learning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class ProgressAdvantage(GroupCredit):
-    """RLOO's advantage, plus how much more likely training made a turn, compared with the reference.
+    """RLOO's advantage, plus the log-ratio of a turn's likelihood under the trained policy and under the reference.
 
         A_it = S_i - mean_(j != i) S_j + alpha z_it,   z_it = (u_it - mean(u)) / (std(u) + 1e-6)
         u_it = sum_j log pi_RL(y_itj) - log pi_ref(y_itj)
@@ -34,30 +34,30 @@ class ProgressAdvantage(GroupCredit):
     are 0 and the outcome alone counts.
 
     Source: "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents", by its abstract.
-    Differs: the paper scores turns with u and does not train on it; outcome, normalization and alpha are Perturn's. A
-    FAILED trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
+    Differs: the paper scores turns with u, and does not train on u. The outcome, the normalization and alpha are
+    Perturn's additions. In a FAILED trajectory u is not known and the score is 0. A trajectory alone in its group gets
+    0.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 0.1
-    """Weight of progress beside the outcome; 0: the outcome alone, as `rloo`."""
+    """Weight of z relative to the outcome; >= 0. At 0 the credit equals `rloo`."""
 
     outcome: bool = True
-    """Whether the outcome counts. Without it progress alone counts, which is meant for scoring turns: training on it
-    would learn from the policy's own changes."""
+    """Whether the outcome counts. False is meant for scoring turns: training on z alone would reinforce the policy's
+    own changes."""
 
     reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
-    """u of a turn: sum over its tokens; or mean, which does not depend on the length of the turn."""
+    """Reduction of a turn's log-ratios to u: sum over its tokens; or mean, which does not depend on the length."""
 
     normalize: Normalization = "std"
-    """How u is normalized: std subtracts its mean and divides by its standard deviation; mean subtracts the mean
-    alone, in nats."""
+    """Normalization of u. mean: subtract the mean, in nats. std: then divide by the standard deviation too."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None
-    """pi_RL: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
-    policy that acted."""
+    """Policy pi_RL: the name of a policy of the run, a folder, or a Hub id. It must have the vocabulary of the run's
+    model. None: the policy that acted."""
 
     @property
     def needs(self) -> Needs:
@@ -83,7 +83,7 @@ class ProgressAdvantage(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory [turns].
 
         Raises:
-            ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.
+            ValueError: If `progress` or `reference` is None, not finite, or not of the group's shape.
         """
         ratios = turn_log_ratios(group, progress, reference, self.reduction)
         rewards = self.returns(group)

@@ -1,4 +1,4 @@
-"""SLATE: how good a turn was by itself, against other turns that answered the same history."""
+"""SLATE: compare the score of a single turn with the scores of other turns sampled from the same history."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,37 +21,39 @@ from perturn.extend.tensors import (
 )
 
 MEASURES = ("reward", "progress", "valid")
-"""How good a turn was: the reward that counts; 1 where it brought the success nearer; 1 where it could be executed."""
+"""Score of a turn. reward: its reward. progress: 1 if it came closer to success, else 0. valid: 1 if its action was
+valid, else 0."""
 
 
 @dataclass(frozen=True)
 class SLATE(GroupCredit):
-    """Score of a single turn minus the mean of other turns that were sampled from the same history.
+    """Score of a single turn minus the mean score of the other turns sampled from the same history.
 
         A = (q - mean of q over the other turns of the fork) / (turns of the fork)
 
-    A fork has the turn of an explored episode, and the first turn of each branch from there. The first turns of
-    explored episodes with the same first prompt are compared too; each of them counts once, and so do all turns of a
-    fork together. A turn without another turn to compare has 0, and so have turns of a branch after its first turn. q
-    is 0 in an episode that FAILED. q does not contain later rewards.
+    A fork consists of a turn of an explored episode, and the first own turns of the branches that start there. The
+    first turns of explored episodes with the same first prompt are compared too, without the division. A turn without
+    another turn to compare with gets 0, and so do turns of a branch after its first own turn. q is 0 in an episode that
+    FAILED. q does not contain later rewards.
 
     Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
     abstract: k samples of the next step from a shared prefix, and a reward for each step.
-    Differs: the environment gives q; in the paper a language model judges each step. The abstract gives no formula,
-    so the mean of the other turns and the shares are Perturn's (`normalize` std is GRPO's). `explore.turns: 1` cuts
-    branches after their first turn, as the paper does.
+    Differs: q comes from the environment; in the paper, a language model judges each step. The abstract has no formula.
+    The mean over the other turns and the division are Perturn's choices; `normalize` std is GRPO's formula. Set
+    `explore.turns: 1` to cut branches after their first turn, as in the paper.
     """
 
     by: Annotated[str, OneOf(MEASURES)] = "reward"
-    """Score of a turn: its reward (reward), whether it brought the success nearer (progress), or whether its action
-    could be executed (valid)."""
+    """Score of a turn. reward: its reward. progress: 1 if it came closer to success, else 0. valid: 1 if its action was
+    valid, else 0."""
 
     normalize: Normalization = "mean"
-    """mean; or std, which subtracts the mean of all turns of a fork and divides by their deviation."""
+    """mean: subtract the mean of the other turns of a fork. std: subtract the mean of all turns of a fork, and divide
+    by their standard deviation."""
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
-    """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
-    or `searching`, by the environment's expert, who knows only what the episode has shown."""
+    """With `by` progress, the measure of the distance to success. shortest: the shortest path, with full knowledge of
+    the environment. searching: the path of the environment's expert, who knows only what the episode has shown."""
 
     @property
     def needs(self) -> Needs:
@@ -81,7 +83,7 @@ class SLATE(GroupCredit):
 
 
 def _forks(group: Sequence[Trajectory]) -> Iterator[tuple[list[Visit], float]]:
-    """Yield turns that answered the same history, and the share of each of them."""
+    """Yield each set of turns that answered the same history, and the factor on the advantage of its turns."""
     posed: dict[object, list[Visit]] = defaultdict(list)
     for explored, forks in forks_of(group).items():
         for turn, branches in forks.items():

@@ -1,4 +1,4 @@
-"""V0: a trajectory's score less what was to be expected before its first turn, alone or beside the others' scores."""
+"""V0: a trajectory's score minus a learned value of its task, optionally averaged with other trajectories' scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,26 +22,27 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class V0(GroupCredit):
-    """Score of the episode minus a learned value of its task, which may be mixed with other episodes' scores.
+    """Score of the episode minus a learned value of its task, which may be averaged with other episodes' scores.
 
         A_it = S_i - b_i,   b_i = (prior V_i0 + sum_(j != i) S_j) / (prior + N - 1)
 
-    Without `prior`, b is V_0 alone, so one trajectory of a task is enough. V is learned from other trajectories, so b
-    does not depend on trajectory i, and the expected gradient is exact whatever V is.
+    Without `prior`, b is V_0 alone, so one trajectory per task is enough. V is fitted on other trajectories, so b does
+    not depend on trajectory i. The expected gradient is therefore exact, however accurate V is.
 
     Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value
-    Model as a Prior for Sparse RL Rollouts", both by their abstracts. POISE has the idea to probe the policy's hidden
-    state instead of a value model.
+    Model as a Prior for Sparse RL Rollouts", both by their abstracts. The use of the policy's hidden state instead of a
+    value model comes from POISE.
     Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`). The
     paper trains a model that reads the policy's results on other prompts. V_0.5 tests whether its prior fits, weighs
-    it by the result, and draws more samples if it does not fit. Here the prior counts as a fixed number of episodes.
+    the prior by the result, and draws more samples if it does not fit. Here the prior counts as a fixed number of
+    episodes.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
-    """Number of episodes that V_0 counts as, in the average with the task's other episodes; >= 0. 0: `rloo`. None:
-    V_0 alone."""
+    """Number of episodes as which V_0 counts in the average with the task's other episodes; >= 0. At 0 the credit
+    equals `rloo`. None: V_0 alone."""
 
     @property
     def needs(self) -> Needs:
@@ -49,7 +50,7 @@ class V0(GroupCredit):
         return (Values(self.value_targets),)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
-        """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
+        """Return the regression target of V, the return from each turn on `[trajectories][turns][1]`."""
         return [[[each] for each in returns_to_go(rewards, 1.0)] for rewards in self.returns(group)]
 
     def __call__(
@@ -58,7 +59,7 @@ class V0(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `values` is missing, or has not one entry per turn.
+            ValueError: If `values` is None, or does not have at least one value per turn.
         """
         starts = [own[0][0] if own else 0.0 for own in token_values(group, values)]
         scores = [fsum(rewards) for rewards in self.returns(group)]
@@ -70,7 +71,13 @@ class V0(GroupCredit):
         return as_tensors([[each] * len(one.turns) for each, one in zip(found, group, strict=True)])
 
     def _baseline(self, start: float, others: float, count: int) -> float:
-        """Return the baseline from V_0 and the scores of the other episodes; without other episodes, V_0."""
+        """Return the baseline b of an episode, in units of reward.
+
+        Args:
+            start: V_0 of the episode.
+            others: Sum of the scores of the task's other episodes.
+            count: Number of the task's other episodes.
+        """
         if self.prior is None or self.prior + count == 0:
             return start
         return (self.prior * start + others) / (self.prior + count)

@@ -1,4 +1,4 @@
-"""Explorer `window`: an episode plays some turns per iteration, and goes on in the next one."""
+"""Explorer `window`: each iteration plays a limited number of turns of an episode, and the next one resumes it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from perturn.extend import COUNT, ExploreInputs, Explorer, ExplorerTraits, Job, 
 
 @dataclass(frozen=True)
 class Window(Explorer):
-    """Play at most some turns of an episode in one iteration; longer episodes resume in the next iteration (T-PPO).
+    """Play a limited number of turns of an episode per iteration; longer episodes resume in the next one (T-PPO).
 
-    The policy learns from the turns that were played in the iteration.
+    Each iteration trains the policy on the turns that it played.
 
     Source: "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: a window counts turns; T-PPO cuts an answer after a number of tokens. An episode resumes by replay in
-    its environment.
+    Differs: a window counts turns; T-PPO cuts an answer after a number of tokens. To resume an episode, its recorded
+    actions are replayed in the environment.
     """
 
     turns: Annotated[int, COUNT] = 10
-    """Turns of an episode in one iteration, at most."""
+    """Maximum number of turns of an episode in one iteration."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Episodes may be unfinished, and unfinished ones are resumed in the next iteration."""
+        """Traits of the explorer: episodes may stay unfinished, and the next iteration resumes them."""
         return ExplorerTraits(imposes=frozenset({"unfinished"}), resumes_earlier=True)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject a window that cuts no episode."""
+        """Reject a window that is not smaller than the turn limit, since it would cut no episode."""
         must = f"be < {turns}, the most turns of an episode, so that an episode is cut"
         check_fit(self.turns < turns, "explore.turns", must, self.turns, "Or take explore.name=rollouts.")
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the episodes that the iteration before left unfinished, and then the new ones.
+        """Return jobs for the unfinished episodes of the previous iteration, followed by jobs for new episodes.
 
-        A resumed episode takes its own number plus `samples`, so that new episodes and episodes that began in
-        another iteration have numbers of their own.
+        The sample number of a resumed episode is its old number plus `samples`. So it differs from the numbers of new
+        episodes, and of episodes from other iterations.
         """
         resumed = [
             Job(one.task, seed_of(inputs.seed, one.task.id, sample, inputs.iteration), sample, one)

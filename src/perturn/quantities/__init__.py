@@ -1,4 +1,4 @@
-"""Quantities of episodes that credits and other entries read, one file each.
+"""Quantities: numbers computed from episodes, such as log-probabilities under the reference, that credits need.
 
 >>> from perturn.quantities import QUANTITIES
 >>> QUANTITIES["reference"].traits.cost
@@ -27,18 +27,18 @@ QUANTITIES: Table[type[Quantity]] = Table(
         "entropy": "perturn.quantities.entropy:TurnEntropy",
     },
 )
-"""Quantity by name; each is loaded when it is asked for, since most need torch and a model."""
+"""Name of a quantity -> its class. A class is loaded when it is first looked up, since most classes import torch."""
 
 
 _NAMES = frozenset({"traits", "request", "policies", "check", "compute", "exact"})
-"""Attributes of a quantity that are read."""
+"""Names of the public attributes that a quantity may have."""
 
 
 def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
     """Return the class of a quantity, by its name in QUANTITIES or as `module:Class`.
 
     Raises:
-        ConfigError: If there is no such quantity.
+        ConfigError: If the quantity does not exist, or its class is malformed.
     """
     if ":" not in name:
         remedy = f"A package adds its own as an entry point of perturn.quantities.{missing_methods()}"
@@ -53,14 +53,15 @@ def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
 
 
 def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:
-    """Return the quantity that a need asks for, and its request.
+    """Return the quantity for a need, and the request with its settings.
 
     Args:
-        need: A name, or a request.
-        reader: Who reads it, for errors.
+        need: Name of a quantity, or a request.
+        reader: Part that needs the quantity, for error messages.
 
     Raises:
-        ConfigError: If there is no such quantity, or a name alone does not say how it is computed.
+        ConfigError: If the quantity does not exist, or if the need is a name and the quantity has a setting without a
+            default.
     """
     name = name_of(need)
     kind = kind_of(name, reader)
@@ -79,10 +80,10 @@ def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:
 
 
 def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[str, tuple[Quantity, Need]]:
-    """Return the quantities that are needed with their requests, by name.
+    """Return all needed quantities with their requests, by name.
 
     Raises:
-        ConfigError: As `find`, or if one quantity is requested twice.
+        ConfigError: If `find` raises it for a need, or if a quantity is requested twice.
     """
     found: dict[str, tuple[Quantity, Need]] = {}
     for need in sorted(needs, key=name_of):
@@ -95,10 +96,16 @@ def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[st
 def compute(
     needs: Collection[str | Need], episodes: Sequence[Trajectory], source: Source, reader: str = "the credit"
 ) -> dict[str, Computed]:
-    """Compute all quantities that are needed, by name.
+    """Compute all needed quantities of some episodes, and return them by name.
+
+    Args:
+        needs: Names and requests.
+        episodes: Episodes, in any order.
+        source: Models, branches and other inputs of the computation.
+        reader: Part that needs the quantities, for error messages.
 
     Raises:
-        PerturnError: If there is no such quantity, or it cannot be computed from the source.
+        PerturnError: If a quantity does not exist, or cannot be computed from the source.
     """
     return {
         name: quantity.compute(request, episodes, source)
@@ -107,22 +114,22 @@ def compute(
 
 
 def given(found: Mapping[str, Computed]) -> dict[str, Sequence[Any]]:
-    """Return the entries of computed quantities, by the keyword that each is given by."""
+    """Return the entries of computed quantities as keyword arguments of a credit."""
     return {keyword(name): computed.entries for name, computed in found.items()}
 
 
 def figures_of(found: Mapping[str, Computed]) -> dict[str, float | None]:
-    """Return all figures on how good computed quantities are, by name."""
+    """Return all quality figures of computed quantities, such as explained variance, by name."""
     return {key: figure for computed in found.values() for key, figure in computed.counts.items()}
 
 
 def carried_by(needs: Collection[str | Need]) -> list[str]:
-    """Return the needed quantities that keep learning from iteration to iteration, by name."""
+    """Return the names of the needed quantities that keep a learned state from one iteration to the next."""
     return [name for name, (quantity, _) in wanted(needs).items() if quantity.traits.carries]
 
 
 def policies_of(needs: Collection[str | Need]) -> frozenset[str]:
-    """Return the policies that the needed quantities read, by role or name."""
+    """Return the roles or names of the policies that the needed quantities read."""
     return frozenset(
         role for quantity, request in wanted(needs).values() for role in quantity.policies(request)
     )

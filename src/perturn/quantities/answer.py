@@ -1,4 +1,7 @@
-"""Quantity `answer`: how likely a policy finds answers around each turn, asked in passes that share the episode."""
+"""Quantity `answer`: log-probability that a policy gives the gold answer, before each turn and after the last turn.
+
+All answers of an episode are computed in one packed pass, which computes the episode itself only once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from perturn.types import Trajectory, failed
 _logger = logging.getLogger(__name__)
 
 Written = Sequence[Sequence[Branch] | None]
-"""Branches of an episode, a row before each turn and one after the last; empty: none."""
+"""Branches of an episode `[turns + 1][answers]`: a row before each turn and a row after the last; empty: no
+branches."""
 
 
 def answer_logprobs(
@@ -36,29 +40,29 @@ def answer_logprobs(
     token_budget: int = TOKEN_BUDGET,
     after_last: bool = True,
 ) -> list[list[float]]:
-    """Return the mean log-probability of the gold answer's tokens before each turn and after the last one.
+    """Return the mean log-probability of the gold answer's tokens before each turn and after the last turn.
 
-        log P_t = mean_j log pi(a_j | what the policy had seen before turn t, the turn's text before a, a_<j)
+        log P_t = mean_j log pi(a_j | conversation before turn t, text of the turn before a, a_<j)
 
-    Each belongs to the answer in a turn of the same text; only tokens that hold a character of the answer count. The
-    episodes of a task are computed together, and what several contexts begin with once.
+    The answer a stands in a hypothetical turn with the text `form`. Only tokens with a character of the answer count.
+    The episodes of a task are computed together, and a shared prefix of their contexts is computed once.
 
     Args:
-        model: A causal language model on the device to compute on.
-        renderer: Conversation -> tokens, for the model.
+        model: Causal language model on the device to compute on.
+        renderer: Renderer of conversations to tokens, for the model.
         trajectories: Episodes, in any order.
-        form: Text of a turn that gives an answer, with `{answer}` where that stands.
-        token_budget: Tokens of one pass.
-        after_last: Whether it is asked for after the last turn too; else that is NaN.
+        form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
+        token_budget: Maximum number of tokens of one pass.
+        after_last: Whether to compute the log-probability after the last turn too. False: the last entry is NaN.
 
     Returns:
-        In nats `[trajectories][turns + 1]`. NaN for an episode that FAILED or has no turn, and where the answer would
-        end beyond the model's context. Also NaN after the last turn where the chat template lets nobody speak twice in
-        a row.
+        Mean log-probabilities, in nats `[trajectories][turns + 1]`. They are NaN for an episode that FAILED or has no
+        turns, and for an answer that would exceed the model's context. The last entry is also NaN if the chat template
+        does not allow two assistant messages in a row.
 
     Raises:
         DataError: If a task has no gold answer.
-        ModelError: If the template or the tokenizer writes another text than the answer.
+        ModelError: If the chat template or the tokenizer changes the text of the answer.
     """
 
     def write(i: int) -> Written:
@@ -78,19 +82,20 @@ def own_answer_logprobs(
     form: str,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[list[list[float]]]:
-    """Return `answer_logprobs` for answers that policies gave, several an episode.
+    """Return log-probabilities as in `answer_logprobs`, but of given answers, such as answers of the policy.
 
     Args:
-        model: A causal language model on the device to compute on.
-        renderer: Conversation -> tokens, for the model.
+        model: Causal language model on the device to compute on.
+        renderer: Renderer of conversations to tokens, for the model.
         trajectories: Episodes, in any order.
-        answers: Texts to ask for in each episode, none of them empty `[trajectories][answers]`.
-        form: Text of a turn that gives an answer, with `{answer}` where that stands.
-        token_budget: Tokens of one pass.
+        answers: Nonempty texts whose log-probability is computed in each episode `[trajectories][answers]`.
+        form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
+        token_budget: Maximum number of tokens of one pass.
 
     Returns:
-        In nats `[trajectories][turns + 1][answers]`, NaN as `answer_logprobs` has it. Of an episode that FAILED or has
-        no turn, nothing; answers that cannot be written in it are left out, which is logged.
+        Mean log-probabilities, in nats `[trajectories][turns + 1][answers]`; NaN as in `answer_logprobs`. An episode
+        that FAILED or has no turns has no answers. An answer whose text the chat template or the tokenizer changes is
+        left out, and the number of such answers is logged.
     """
     left_out = 0
 
@@ -110,17 +115,17 @@ def own_answer_logprobs(
 
 
 def _count(written: Written) -> int:
-    """Return how many answers are asked for in an episode."""
+    """Return the number of answers of an episode."""
     return len(written[0] or ()) if written else 0
 
 
 def _writable(renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]) -> Written:
-    """Return branches of the answers that template and tokenizer write as they are."""
+    """Return the branches of all answers whose text the chat template and the tokenizer do not change."""
 
     def write(texts: Sequence[str]) -> Written:
         try:
             return branches_of(renderer, trajectory, form, texts) if texts else []
-        except (ModelError, DataError):  # what a policy wrote is data
+        except (ModelError, DataError):  # a policy may write any text
             return []
 
     return write(answers) or write([each for each in answers if write([each])])
@@ -129,7 +134,14 @@ def _writable(renderer: Renderer, trajectory: Trajectory, form: str, answers: Se
 def _logprobs(
     model: Any, trajectories: Sequence[Trajectory], write: Callable[[int], Written], token_budget: int
 ) -> list[list[list[float]]]:
-    """Return the mean log-probability of each requested answer, in nats `[trajectories][turns + 1][answers]`."""
+    """Return the mean log-probability of each answer, in nats `[trajectories][turns + 1][answers]`.
+
+    Args:
+        model: Causal language model on the device to compute on.
+        trajectories: Episodes, in any order.
+        write: Function from the index of an episode to its branches.
+        token_budget: Maximum number of tokens of one pass.
+    """
     found: list[list[list[float]]] = [[[] for _ in range(len(one.turns) + 1)] for one in trajectories]
     limit, left_out = exact_length(model), 0
     for members in _by_task(trajectories):
@@ -159,7 +171,7 @@ def _logprobs(
 
 
 def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return indices of the episodes of each task that the policy can be asked in."""
+    """Return one list per task: the indices of its episodes that have turns and did not FAIL."""
     members: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(trajectories):
         if one.turns and not failed(one):
@@ -170,15 +182,15 @@ def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 def answers_of(
     trajectories: Sequence[Trajectory], form: str, reader: Reader, after_last: bool = True
 ) -> list[list[float]]:
-    """Return `answer_logprobs` by an open policy, in nats `[trajectories][turns + 1]`."""
+    """Return `answer_logprobs` under a loaded policy, in nats `[trajectories][turns + 1]`."""
     return answer_logprobs(reader.model, reader.renderer, trajectories, form, reader.token_budget, after_last)
 
 
 class GoldAnswer(Quantity):
-    """Mean log-probability of the gold answer's tokens before each turn and after the last one: `answer_logprobs`.
+    """Mean log-probability of the gold answer's tokens, before each turn and after the last turn.
 
-    Given as `answer`, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an episode
-    that FAILED. Tasks hold their gold answer as a text in `data["answer"]`.
+    The credit gets it as argument `answer`, in nats `[trajectories][turns + 1]`; NaN: not known, as in an episode that
+    FAILED. A task has its gold answer as a text in `data["answer"]`. See `answer_logprobs`.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -190,10 +202,10 @@ class GoldAnswer(Quantity):
     request: ClassVar[type[Need]] = Answer
 
     def check(self, request: Answer, planned: Planned) -> None:
-        """Reject tasks without a gold answer, and a world that does not say how one is given.
+        """Reject tasks without a gold answer, and an environment without an action that gives an answer.
 
         Raises:
-            PerturnError: Saying what is missing.
+            PerturnError: If a task has no gold answer, or the environment no such action; the message says which.
         """
         if not planned.stored:
             check_gold(planned)
@@ -211,10 +223,10 @@ class GoldAnswer(Quantity):
         return Computed(answers_of(episodes, form, source.policy(ACTED), request.last_gain))
 
     def exact(self, request: Answer, ground: Ground) -> list[Tensor]:
-        """Return log p before each turn of each episode and after its last, in nats [turns + 1].
+        """Return log p before each turn and after the last turn, in nats, one tensor per episode [turns + 1].
 
-        p is the chance of a success: a policy that is calibrated knows the answer as often as it will give it. After
-        the last turn it is 1 or 0.
+        p is the probability of a success. A calibrated policy assigns this probability to the gold answer. After the
+        last turn, p is 1 or 0.
         """
         every = ground.episodes
         return [
@@ -227,10 +239,10 @@ class GoldAnswer(Quantity):
 
 
 def check_gold(planned: Planned) -> None:
-    """Reject to ask for the gold answer where tasks have none, or nothing says how one is given.
+    """Raise an error if a task has no gold answer, or the environment has no action that gives an answer.
 
     Raises:
-        PerturnError: Saying what is missing.
+        PerturnError: If a task has no gold answer, or the environment no such action; the message says which.
     """
     planned.answer_form()
     for task in planned.tasks:

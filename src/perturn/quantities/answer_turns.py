@@ -1,6 +1,7 @@
-"""Answers that a policy did not give, at each point of an episode where it could have: tokens of all branches.
+"""Tokens of hypothetical turns that give an answer, at each point of an episode where the policy could act.
 
-The branches of an episode begin as it does, so that a packed batch computes it once and of each branch an answer.
+Such a turn is called a branch. The branches share the prefix of their episode, so a packed batch computes the episode
+once, and only the answer of each branch.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from perturn.errors import DataError, ModelError
 from perturn.types import Action, Task, Trajectory, Turn
 
 MARK = "{answer}"
-"""Where the answer stands in the text of a turn that gives one."""
+"""Placeholder of the answer in the text of a turn that gives an answer."""
 
 GOLD = "answer"
-"""Key of a task's data under which its gold answer is, as a text."""
+"""Key of the gold answer, a text, in the data of a task."""
 
 
 def gold_answer(task: Task) -> str:
-    """Return the gold answer of a task, in Unicode's NFC: the form that most tokenizers write a text in.
+    """Return the gold answer of a task, in Unicode NFC, the normal form that most tokenizers use.
 
     Raises:
-        DataError: If the task has none.
+        DataError: If the task has no gold answer.
     """
     found = task.data.get(GOLD)
     if not isinstance(found, str) or not found.strip():
@@ -39,22 +40,22 @@ def gold_answer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Branch:
-    """An answer after what the policy had seen."""
+    """Tokens of a conversation that ends with a hypothetical answer."""
 
     ids: tuple[int, ...]
-    """Tokens up to the end of the turn that gives it."""
+    """Token ids of the conversation, up to the end of the turn that gives the answer."""
     start: int
-    """Where the tokens of the answer begin."""
+    """Index of the first token of the answer."""
     stop: int
-    """Where they end."""
+    """Index of the last token of the answer, plus one."""
 
 
 def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Branch | None]:
-    """Return the gold answer before each turn of an episode and after its last one; see `branches_of`.
+    """Return branches with the gold answer, before each turn and after the last turn [turns + 1]; see `branches_of`.
 
     Raises:
         DataError: If the task has no gold answer.
-        ModelError: If the template or the tokenizer writes another text than the answer.
+        ModelError: If the chat template or the tokenizer changes the text of the answer.
     """
     found = branches_of(renderer, trajectory, form, [gold_answer(trajectory.task)])
     return [None if each is None else each[0] for each in found]
@@ -63,23 +64,23 @@ def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Bran
 def branches_of(
     renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]
 ) -> list[list[Branch] | None]:
-    """Return answers before each turn of an episode and after its last one.
+    """Return branches with each answer, before each turn of an episode and after the last turn.
 
-    After the last turn the policy would speak twice in a row, since no prompt holds the world's reply to that
-    turn.
+    A branch after the last turn has two assistant messages in a row, since no prompt contains the environment's reply
+    to the last turn.
 
     Args:
-        renderer: Conversation -> tokens.
+        renderer: Renderer of conversations to tokens.
         trajectory: The episode.
-        form: Text of a turn that gives an answer, with `{answer}` where that stands.
-        answers: Texts, none of them empty; at least one.
+        form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
+        answers: At least one text, none of them empty.
 
     Returns:
-        One a turn and one more, each a branch for every answer; None for the last one where the chat template does not
-        let the policy speak twice.
+        Branches `[turns + 1][answers]`. The last entry is None if the chat template does not allow two assistant
+        messages in a row.
 
     Raises:
-        ModelError: If the template or the tokenizer writes another text than an answer.
+        ModelError: If the chat template or the tokenizer changes the text of an answer.
     """
     before, _, after = form.partition(MARK)
     said = [Action(f"{before}{answer}{after}") for answer in answers]
@@ -102,7 +103,7 @@ def branches_of(
 
 
 def as_sequences(found: Sequence[Branch]) -> Encoded:
-    """Return branches as the sequences of one episode, each with loss on the tokens of the answer alone."""
+    """Encode branches as the sequences of one episode, in which only the tokens of the answers carry loss."""
     turn: list[int] = []
     for index, one in enumerate(found):
         own = [NO_TURN] * len(one.ids)
@@ -114,13 +115,16 @@ def as_sequences(found: Sequence[Branch]) -> Encoded:
 
 
 _Said = tuple[tuple[int, ...], list[tuple[int, ...]]]
-"""Tokens of a prompt, and of each of the turns that answer it."""
+"""Tokens of a prompt, and tokens of each hypothetical turn after this prompt."""
 
 
 def _said(
     renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
-    """Return the answer turn of each branch; an episode that is one sequence is walked along once."""
+    """Return the prompt and the hypothetical turns at each point of an episode [turns + 1].
+
+    If the episode is one sequence, it is tokenized once; otherwise each point has its own context.
+    """
     if trajectory.is_one_sequence:
         return _along(renderer, trajectory, said, whole)
     found: list[_Said | None] = []
@@ -131,14 +135,14 @@ def _said(
         except ModelError:
             if index < len(trajectory.turns):
                 raise
-            found.append(None)  # roles that must alternate
+            found.append(None)  # the chat template needs alternating roles
     return found
 
 
 def _along(
     renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
-    """Return the answer turn of each branch of an episode that is one sequence."""
+    """Return the prompt and the hypothetical turns at each point of an episode that is one sequence [turns + 1]."""
     walk, ids = renderer.walk(trajectory, whole), list[int]()
     found: list[_Said | None] = []
     for turn in trajectory.turns:
@@ -150,13 +154,16 @@ def _along(
     try:
         prompt = (*ids, *after.hear(()).ids)
         found.append((prompt, [after.fork().say(one).ids for one in said]))
-    except ModelError:  # roles that must alternate
+    except ModelError:  # the chat template needs alternating roles
         found.append(None)
     return found
 
 
 def _span(renderer: Renderer, ids: tuple[int, ...], answer: str, after: str) -> tuple[int, int]:
-    """Return which tokens of a turn hold a character of its answer; a token that holds others as well is among them."""
+    """Return the start and stop index of the tokens with a character of the answer, within the tokens of a turn.
+
+    A token that also has other characters is included.
+    """
 
     def text(count: int) -> str:
         return str(

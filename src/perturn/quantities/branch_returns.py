@@ -1,4 +1,4 @@
-"""Quantity `branch-returns`: what the turns of explored episodes were worth, by how their branches end."""
+"""Quantity `branch-returns`: mean return of the branches of explored episodes, which estimates a state's value."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from perturn.types import Trajectory, came_back
 def branch_values(
     explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
 ) -> list[list[float]]:
-    """Return the mean return of the branches from before each turn, counted from there on.
+    """Return the mean return of the branches that start at each turn, from this turn on.
 
     Args:
-        explored: Episodes, in any order.
-        branches: Their branches, in any order; a branch that FAILED before it had come back to where it began
-            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
-            before, where they should not count (`perturn.data.group_account.counted`).
-        returns: Rewards that count.
+        explored: Explored episodes, in any order.
+        branches: Branches of these episodes, in any order. A branch that FAILED while its shared turns were replayed is
+            ignored. Another branch that FAILED counts with rewards of 0; `perturn.data.group_account.counted` can
+            remove such branches before.
+        returns: Function from trajectories to the rewards to count.
 
     Returns:
-        In units of reward `[trajectories][turns]`; NaN where there is no branch.
+        Mean returns, in units of reward `[trajectories][turns]`; NaN if no branch starts at the turn.
     """
     values = []
     for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
@@ -40,18 +40,19 @@ def branch_values(
 
 
 class MeanBranchReturns(Quantity):
-    """Mean return, from each turn on, of the episodes that branch off before the turn.
+    """Mean return of the branches that start at each turn, from this turn on.
 
-    Given as `branch_returns`, in units of reward `[trajectories][turns]`, with NaN where none branches off.
+    The credit gets it as argument `branch_returns`, in units of reward `[trajectories][turns]`; NaN if no branch starts
+    at the turn.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits("branches", reads_branches=True)
     request: ClassVar[type[Need]] = BranchReturns
 
     def compute(self, request: BranchReturns, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the means over the branches of the iteration."""
+        """Compute the mean returns over the branches of the iteration."""
         return Computed(branch_values(episodes, source.branches(), request.returns or Return()))
 
     def exact(self, request: BranchReturns, ground: Ground) -> list[Tensor]:
-        """Return the exact value of the state of each turn, under the policy that plays branches [turns]."""
+        """Return the exact value of each turn's state under the policy that plays the branches, in units of reward."""
         return ground.episodes.values(ground.gamma, ground.player)

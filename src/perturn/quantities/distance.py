@@ -1,4 +1,4 @@
-"""Quantity `distance`: how far each turn is from a success, as the environment says."""
+"""Quantity `distance`: number of actions to a success around each turn, as measured by the environment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perturn.types import Trajectory
 class GoalDistance(Quantity):
     """Number of actions to a success, before and after each turn.
 
-    Given as `distance`, a `perturn.remaining.Remaining` a turn `[trajectories][turns]`. A run measures it
-    into the turns of the episodes that are read, once for all readers.
+    The credit gets it as argument `distance`, one `perturn.remaining.Remaining` per turn `[trajectories][turns]`. A run
+    measures it once, and stores it in the turns of the episodes.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -25,15 +25,15 @@ class GoalDistance(Quantity):
     request: ClassVar[type[Need]] = Distance
 
     def compute(self, request: Distance, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Read what was measured into the turns.
+        """Return the distances stored in the turns.
 
         Raises:
-            DataError: If it was not.
+            DataError: If an episode has no measured distance.
         """
         return Computed([remaining_of(one) for one in episodes])
 
     def exact(self, request: Distance, ground: Ground) -> list[list[Remaining]]:
-        """Return the least number of turns to a success around each turn [turns]; chance is on the way's side."""
+        """Return the least number of turns to a success around each turn, with the best possible outcomes [turns]."""
         every = ground.episodes
         least = every.process.turns_to_success
         found = []

@@ -1,4 +1,4 @@
-"""Quantity `entropy`: how uncertain a policy is where each of its turns begins, before anything is said."""
+"""Quantity `entropy`: entropy of the policy's distribution at the first token of each turn."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from perturn.types import Trajectory
 def turn_entropies(
     model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
 ) -> list[list[float]]:
-    """Return the entropy of each turn's first-token distribution, over the entropy of a uniform choice.
+    """Return the entropy at each turn's first token, divided by the entropy of the uniform distribution.
 
         H(pi(. | prompt)) / log(vocabulary)
 
-    It is read at the last token of the turn's prompt, so that it is the same whatever the policy then says.
+    It is computed at the last token of the turn's prompt, so it does not depend on the action.
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code.
-    Differs: there it is the mean over the first tokens that were sampled, which depends on what they are.
+    Differs: ARPO averages over the first sampled tokens of a turn, so its entropy depends on these tokens.
 
     Args:
-        model: A causal language model on the device to compute on.
+        model: Causal language model on the device to compute on.
         sequences: Episodes as tokens, with all of their turns.
-        token_budget: Tokens of one pass.
+        token_budget: Maximum number of tokens of one pass.
 
     Returns:
-        Without unit, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
+        Relative entropy, without unit, from 0 (certain) to 1 (uniform) `[trajectories][turns]`.
     """
     most = log(model.get_output_embeddings().weight.shape[0])
 
@@ -55,7 +55,7 @@ def turn_entropies(
 
 
 def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[float]]:
-    """Return `turn_entropies` of the turns of each episode, without unit `[trajectories][turns]`."""
+    """Return `turn_entropies` of episodes under a loaded policy, without unit `[trajectories][turns]`."""
     rows = encoded(trajectories, reader.renderer)
     with frozen(reader.model):
         entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
@@ -64,9 +64,9 @@ def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[lis
 
 
 class TurnEntropy(Quantity):
-    """Entropy of the policy's distribution at the first token of each turn: `turn_entropies`.
+    """Entropy of the policy's distribution at the first token of each turn; see `turn_entropies`.
 
-    Given as `entropy`, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
+    The credit gets it as argument `entropy`, without unit, from 0 (certain) to 1 (uniform) `[trajectories][turns]`.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -74,11 +74,11 @@ class TurnEntropy(Quantity):
     )
 
     def compute(self, request: Need, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the entropies of the policy that acted."""
+        """Compute the entropies under the policy that acted."""
         return Computed(entropies_of(episodes, source.policy(ACTED)))
 
     def exact(self, request: Need, ground: Ground) -> list[list[float]]:
-        """Return the entropy of the policy in the state of each turn, over the entropy of an even choice."""
+        """Return the policy's entropy in the state of each turn, divided by the entropy of the uniform distribution."""
         return [
             [_entropy(ground.episodes.process.policy(step.state)) for step in steps]
             for steps in ground.episodes.steps
@@ -86,5 +86,5 @@ class TurnEntropy(Quantity):
 
 
 def _entropy(chances: Sequence[float]) -> float:
-    """Return the entropy of a choice over the entropy of an even choice; 0 where there is nothing to choose."""
+    """Return the entropy divided by the entropy of the uniform distribution; 0 if there is one action."""
     return -fsum(each * log(each) for each in chances) / log(len(chances)) if len(chances) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Quantity `progress`: log-probabilities of each turn's tokens under a policy that has learned."""
+"""Quantity `progress`: log-probabilities of each turn's tokens under a trained policy."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ if TYPE_CHECKING:
 
 
 def role_of(request: Progress) -> str:
-    """Return the policy that has learned: its name, or its role in each iteration."""
+    """Return the trained policy of a request: its name, or its role in each iteration."""
     return request.checkpoint or (REWARD if request.reward_model else EXPLORER)
 
 
 def progress_policy(request: Progress, recipe: Recipe, iteration: int) -> str:
-    """Return the name of the policy that has learned, in an iteration."""
+    """Return the name of the trained policy in an iteration."""
     if request.checkpoint is not None:
         return request.checkpoint
     return reward_model_of(recipe, iteration) if request.reward_model else policy_of(recipe, iteration - 1)
 
 
 def is_of_run(recipe: Recipe, name: str) -> bool:
-    """Return whether a policy is one of the run, by its name."""
+    """Return whether a policy belongs to the run, by its name."""
     return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
 
 
 class ProgressLogprobs(Quantity):
-    """Log-probabilities of the tokens of each turn under a policy that has learned.
+    """Log-probabilities of the tokens of each turn under a trained policy.
 
-    Given as `progress`, in nats `[trajectories][turns]`, each [tokens], as `reference` has them under the reference.
+    The credit gets them as argument `progress`, in nats `[trajectories][turns]`, each [tokens]. The quantity
+    `reference` has the same form.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -62,14 +63,14 @@ class ProgressLogprobs(Quantity):
     request: ClassVar[type[Need]] = Progress
 
     def policies(self, request: Progress) -> frozenset[str]:
-        """Return the policy that has learned, and its reference."""
+        """Return the roles of the trained policy and of its reference."""
         return frozenset({role_of(request), REFERENCE})
 
     def check(self, request: Progress, planned: Planned) -> None:
-        """Reject a policy that would always be its own reference, or that is not there, or a missing reward model.
+        """Reject a trained policy that is missing or always equals its reference, and a missing reward model.
 
         Raises:
-            PerturnError: Saying what to set.
+            PerturnError: If one of these holds; the message says what to set.
         """
         recipe, reads = planned.recipe, role_of(request) == REWARD
         if reads:
@@ -88,10 +89,10 @@ class ProgressLogprobs(Quantity):
         empty_model(named)
 
     def compute(self, request: Progress, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the log-probabilities under the policy that has learned.
+        """Compute the log-probabilities under the trained policy.
 
         Raises:
-            ConfigError: If it has other tokens than its reference.
+            ConfigError: If the trained policy and its reference have different vocabularies.
         """
         role = role_of(request)
         name, reference = source.policy_name(role), source.policy_name(REFERENCE)
@@ -111,11 +112,11 @@ class ProgressLogprobs(Quantity):
         return Computed(reference_of(episodes, ours))
 
     def exact(self, request: Progress, ground: Ground) -> list[list[Tensor]]:
-        """Return log pi of each turn under the best policy near the acting policy, in nats `[episodes][turns]`, [1].
+        """Return log pi* of each turn, in nats `[episodes][turns]`, each [1].
 
-        The best one has the highest expected return less its divergence from the policy, in nats:
-        pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
-        V(next). So log pi* - log pi is the advantage of the best one.
+        pi* is the policy with the highest expected return minus its KL divergence (in nats) from the acting policy pi:
+        pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q(s, a) = E[r +
+        V(next state)]. So log pi* - log pi is an advantage.
         """
         process = ground.episodes.process
         return [
@@ -128,7 +129,7 @@ class ProgressLogprobs(Quantity):
 
 
 def _own_reference(planned: Planned) -> str:
-    """Return the remedy where a policy would be compared with itself."""
+    """Return the error message for a policy that would be compared with itself, with the remedy."""
     recipe, reference = planned.recipe, next(iter(planned.references.values()), policy_of(planned.recipe, 0))
     if not planned.stored:
         return (
@@ -143,14 +144,14 @@ def _own_reference(planned: Planned) -> str:
 
 
 def _near_best(process: Process, step: Step, turn: int) -> float:
-    """Log pi* of the action of a turn, in nats."""
+    """Return log pi* of the action of a turn, in nats; see `ProgressLogprobs.exact`."""
     worth = _soft_worth(process, step.state, turn)
     chance = process.policy(step.state)[step.action]
     return log(chance) + worth[step.action] - _soft_value(process, step.state, turn)
 
 
 def _soft_worth(process: Process, state: int, turn: int) -> list[float]:
-    """Return Q of each action of a state."""
+    """Return Q of each action in a state, in units of reward; see `ProgressLogprobs.exact`."""
     return [
         fsum(
             one.probability

@@ -1,4 +1,4 @@
-"""Interface of a quantity: one thing computed about episodes, its cost, its checks and its exact value."""
+"""Interface of a quantity: its computation from episodes, its cost, its checks, and its exact value."""
 
 from __future__ import annotations
 
@@ -20,111 +20,113 @@ if TYPE_CHECKING:
     from perturn.quantities.readers import Reader
 
 State = Mapping[str, "Tensor"]
-"""State that a quantity has learned, as tensors by name."""
+"""Learned state of a quantity, as tensors by name."""
 
 ACTED = "acted"
-"""The policy that played the episodes, or a policy that stands for it."""
+"""Role of the policy that played the episodes, or of a substitute for this policy."""
 EXPLORER = "explorer"
-"""The policy that played the episodes of the iteration, even where another one stands for it."""
+"""Role of the policy that played the episodes of the iteration, without a substitute."""
 REFERENCE = "reference"
-"""The reference policy."""
+"""Role of the reference policy."""
 START = "start"
-"""The policy that the loop began with, the same in all iterations."""
+"""Role of the policy that the loop started with, which is the same in all iterations."""
 REWARD = "reward"
-"""The reward model that the run trains in each iteration."""
+"""Role of the reward model that the run trains in each iteration."""
 
 
 @dataclass(frozen=True)
 class QuantityTraits:
-    """Cost and inputs of a quantity; each entry of `QUANTITIES` has them."""
+    """Cost and inputs of a quantity, declared by each entry of `QUANTITIES`."""
 
     cost: str
-    """Work beside playing and training, in words."""
+    """Work besides rollouts and training, in words."""
     passes: int = 0
-    """Forward passes over the episodes, by policies in `policies`; 0 where it reads a tokenizer alone, or none."""
+    """Number of forward passes over the episodes, by the policies in `policies`; 0 if it needs at most a tokenizer."""
     policies: frozenset[str] = frozenset()
-    """Policies that it reads: `acted`, `explorer`, `reference`, `start`, `reward`, or one by its name."""
+    """Policies that the quantity reads: the roles `acted`, `explorer`, `reference`, `start` and `reward`, or names."""
     reads_answers: bool = False
-    """Whether it must know how a turn that gives an answer is written."""
+    """Whether the quantity needs the text of a turn that gives an answer."""
     reads_world: bool = False
-    """Whether it asks the environment."""
+    """Whether the quantity calls the environment."""
     reads_branches: bool = False
-    """Whether it reads episodes that branch off from the explored ones."""
+    """Whether the quantity reads branches of the explored episodes."""
     features_alone: bool = False
-    """Whether it reads the policies for their hidden states alone, so that another policy may stand for them."""
+    """Whether the quantity reads only hidden states of the policies, so another policy may be used in their place."""
     of_rows: bool = False
-    """Whether training computes it of a row by itself, so that no group is needed."""
+    """Whether training computes the quantity for each row alone, without a group."""
     carries: bool = False
-    """Whether what it learns in an iteration is kept for the next one: `Computed.state`."""
+    """Whether the learned state (`Computed.state`) is kept for the next iteration."""
     note: str = ""
-    """Note on a credit that was measured on small processes with its exact value."""
+    """Note that `perturn check-credit` prints about the exact value of the quantity."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A quantity, as it was computed."""
+    """Result of the computation of a quantity."""
 
     entries: Sequence[Any]
-    """One for each episode."""
+    """One entry per episode."""
     state: State | None = None
-    """State that it has learned for the next iteration; None: nothing."""
+    """Learned state for the next iteration; None: no state."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
-    """Figures on how good the entries are, by name; None: not defined."""
+    """Quality figures of the entries, such as explained variance, by name; None: not defined."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run whose episodes a quantity will be computed of."""
+    """Planned run in which a quantity will be computed."""
 
     reader: str
-    """Who reads it, such as `credit igpo`."""
+    """Part that needs the quantity, such as `credit igpo`, for error messages."""
     recipe: Recipe
+    """Recipe of the run."""
     answer_form: Callable[[], str]
-    """Text of a turn that gives an answer, with `{answer}` where that stands; raises where nothing says it."""
+    """Function that returns the text of a turn that gives an answer, with `{answer}` in the place of the answer. It
+    raises an error if the environment has no such text."""
     references: Mapping[int, str] = field(default_factory=dict)
-    """The reference of each iteration."""
+    """Iteration -> name of its reference policy."""
     env: Environment | None = None
-    """The world; None where it is not open, as for stored episodes."""
+    """Open environment; None: not open, for example because the episodes are stored."""
     tasks: Sequence[Task] = ()
-    """Tasks to be explored."""
+    """Tasks to explore."""
     stored: bool = False
-    """Whether the episodes are there already, so that nothing else can be explored."""
+    """Whether the episodes exist already, so nothing else can be explored."""
 
 
 class Source:
-    """Source that quantities are computed from. A subclass provides what it has; the rest is rejected."""
+    """Inputs from which quantities are computed. A subclass implements the methods for the inputs that it has."""
 
     states: Mapping[str, State] = {}
-    """States that quantities have learned in the iteration before, by the name of the quantity."""
+    """Name of a quantity -> its learned state from the previous iteration."""
     iteration: int = 1
-    """From 1."""
+    """Number of the iteration, from 1."""
 
     def policy(self, role: str) -> Reader:
-        """Open a policy, by its role or its name."""
+        """Load a policy, given its role or its name."""
         raise self._missing("a policy")
 
     def policy_name(self, role: str) -> str:
-        """Return the name of the policy that has a role; a name is its own."""
+        """Return the name of the policy with a role; a name is returned unchanged."""
         return role
 
     def answer_form(self) -> str:
-        """Return the text of a turn that gives an answer, with `{answer}` where that stands."""
+        """Return the text of a turn that gives an answer, with `{answer}` in the place of the answer."""
         raise self._missing("how an answer is given")
 
     def world(self) -> AbstractContextManager[Environment]:
-        """Open the environment that the episodes were played in."""
+        """Open the environment in which the episodes were played."""
         raise self._missing("the environment")
 
     def branches(self) -> Sequence[Trajectory]:
-        """Return the episodes that branch off from the explored ones."""
+        """Return the branches of the explored episodes."""
         raise self._missing("branches")
 
     def seed(self, name: str) -> int:
-        """Return a seed for what is called so."""
+        """Return a random seed for a named purpose."""
         return 0
 
     def tell(self, text: str) -> None:
-        """Tell the user something."""
+        """Show a message to the user."""
 
     def _missing(self, what: str) -> ConfigError:
         return ConfigError(
@@ -134,35 +136,35 @@ class Source:
 
 @dataclass(frozen=True)
 class Ground:
-    """A small decision process on which the exact value of a quantity is asked for."""
+    """Small decision process for which the exact value of a quantity is computed."""
 
     episodes: Episodes
-    """All of its episodes."""
+    """All episodes of the process."""
     gamma: float
-    """Discount of the return whose gradient is the true one."""
+    """Discount of the return whose gradient counts as the true gradient."""
     player: Episodes
-    """All episodes under the policy that plays branches: the same policy, or a prover."""
+    """All episodes under the policy that plays the branches: the same policy, or a prover."""
 
 
 class Quantity(ABC):
-    """One thing that is computed about episodes, for credits and other entries that need it.
+    """Base class of quantities, which are computed from episodes for credits and other entries that need them.
 
-    A subclass sets `traits` and writes `compute`. Its settings come with each request; where it has any, `request` is
-    a subclass of `Need` that holds them.
+    A subclass sets `traits` and implements `compute`. If it has settings, it also sets `request` to a subclass of
+    `Need` with one field per setting.
     """
 
     traits: ClassVar[QuantityTraits]
     request: ClassVar[type[Need]] = Need
 
     def policies(self, request: Any) -> frozenset[str]:
-        """Return the policies that it reads for a request."""
+        """Return the roles or names of the policies that a request needs."""
         return self.traits.policies
 
     def check(self, request: Any, planned: Planned) -> None:  # noqa: B027  most check nothing
-        """Reject a run in which it cannot be computed, before any work.
+        """Reject a run in which the quantity cannot be computed, before the run starts.
 
         Raises:
-            PerturnError: Saying what to set.
+            PerturnError: If it cannot be computed; the message says what to set.
         """
 
     @abstractmethod
@@ -170,15 +172,15 @@ class Quantity(ABC):
         """Compute one entry for each episode.
 
         Args:
-            request: The settings.
-            episodes: Episodes of an iteration, in any order, which changes nothing.
-            source: What it is computed from.
+            request: Settings of the quantity.
+            episodes: Episodes of an iteration. Their order must not change the entries.
+            source: Models, branches and other inputs of the computation.
         """
 
     def exact(self, request: Any, ground: Ground) -> Sequence[Any]:
-        """Return the exact value for all episodes of a small process, by which the bias meter measures a credit.
+        """Return the exact entry of each episode of a small process. The bias meter measures credits with it.
 
         Raises:
-            ValueError: If it has none.
+            ValueError: If the quantity has no exact value.
         """
         raise ValueError(f"quantity {type(self).__name__} has no exact value on a small process.")

@@ -1,4 +1,4 @@
-"""Open policies that quantities are read of, and episodes as their tokens."""
+"""Loaded policies for the computation of quantities, and episodes encoded as tokens."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class Reader:
-    """An open policy that quantities are read of."""
+    """Loaded policy, ready for forward passes."""
 
     model: Any
-    """A transformers model, prepared for that."""
+    """Transformers model, prepared for packed sequences."""
     renderer: Renderer
-    """Conversation -> tokens, for the model."""
+    """Renderer of conversations to tokens, for the model."""
     token_budget: int
-    """Tokens of one pass."""
+    """Maximum number of tokens of one pass."""
 
 
 def open_reader(
     model: Any, tokenizer: Any = None, template: str | None = None, token_budget: int = TOKEN_BUDGET
 ) -> Reader:
-    """Open a policy.
+    """Load a policy for forward passes.
 
     Args:
-        model: A name, a folder, or a transformers model.
-        tokenizer: Of the model; None: the tokenizer of its name.
-        template: Jinja chat template to use instead of the tokenizer's own.
-        token_budget: Tokens of one pass.
+        model: Name or folder of a model, or a transformers model.
+        tokenizer: Tokenizer of the model; None: load it by the model's name.
+        template: Jinja chat template to use; None: the template of the tokenizer.
+        token_budget: Maximum number of tokens of one pass.
     """
     if isinstance(model, str | Path):
         tokenizer = tokenizer or load_tokenizer(str(model))
@@ -48,28 +48,28 @@ def open_reader(
 
 
 class Models(Source):
-    """Models that are given, for quantities of episodes that are in memory."""
+    """Source of quantities with loaded models, for episodes in memory."""
 
     def __init__(self, readers: Mapping[str, Reader], form: str = "") -> None:
-        """Hold them.
+        """Make a source.
 
         Args:
-            readers: Open policies by role; a role without one is filled by the policy that acted.
-            form: Text of a turn that gives an answer, with `{answer}` where that stands.
+            readers: Role -> loaded policy. A missing role is filled by the policy with the role `acted`.
+            form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
         """
         self._readers, self._form = readers, form
 
     def policy(self, role: str) -> Reader:
-        """Return the policy that has a role."""
+        """Return the policy with a role."""
         return self._readers[role if role in self._readers else ACTED]
 
     def answer_form(self) -> str:
-        """Return the text of a turn that gives an answer."""
+        """Return the text of a turn that gives an answer, with `{answer}` in the place of the answer."""
         return self._form
 
 
 def encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
-    """Return the trajectories that have turns as tokens, by index."""
+    """Encode the trajectories that have turns as tokens, and return them by index."""
     return {
         i: Example(renderer.encode(one, every_turn=True), trajectories=(one,), whole=(one,))
         for i, one in enumerate(trajectories)
@@ -78,5 +78,5 @@ def encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int,
 
 
 def in_order(rows: Iterable[int], trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return indices by task, sample and policy, so that the order of the episodes changes no fold."""
+    """Sort indices by task, sample and policy of their episodes, so the order of the episodes changes no fold."""
     return sorted(rows, key=lambda i: (trajectories[i].key, trajectories[i].policy))

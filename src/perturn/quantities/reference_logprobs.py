@@ -19,7 +19,11 @@ from perturn.types import Trajectory
 
 
 def reference_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[Tensor]]:
-    """Return log-probabilities of each turn's tokens under a policy, in nats `[trajectories][turns]`, each [tokens]."""
+    """Return the log-probability of each token of each turn under a policy.
+
+    Returns:
+        Log-probabilities, in nats `[trajectories][turns]`, each a tensor [tokens].
+    """
     rows = encoded(trajectories, reader.renderer)
     with frozen(reader.model):
         logprobs = compute_logprobs(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
@@ -33,7 +37,7 @@ def reference_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[lis
 class ReferenceLogprobs(Quantity):
     """Log-probabilities of the tokens of each turn under the reference policy.
 
-    Given as `reference`, in nats `[trajectories][turns]`, each [tokens].
+    The credit gets them as argument `reference`, in nats `[trajectories][turns]`, each a tensor [tokens].
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -42,11 +46,11 @@ class ReferenceLogprobs(Quantity):
     request: ClassVar[type[Need]] = Request
 
     def compute(self, request: Need, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the log-probabilities under the reference."""
+        """Compute the log-probabilities under the reference policy."""
         return Computed(reference_of(episodes, source.policy(REFERENCE)))
 
     def exact(self, request: Need, ground: Ground) -> list[list[Tensor]]:
-        """Return log pi of each turn under the policy itself, in nats `[episodes][turns]`, each [1]."""
+        """Return log pi of each turn under the policy of the process, in nats `[episodes][turns]`, each [1]."""
         process = ground.episodes.process
         return [
             [

@@ -1,4 +1,4 @@
-"""Quantity `values`: V of turns, by a linear head on a policy's hidden states that is fitted on other episodes."""
+"""Quantity `values`: V of each turn, from a linear head on a policy's hidden states."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perturn.types import Trajectory
 def values_of(
     trajectories: Sequence[Trajectory], targets: Targets, reader: Reader
 ) -> list[list[list[float]]]:
-    """Return V at the turns of each episode, by a head on a policy's hidden states that is fitted on other episodes.
+    """Return V at the first tokens of each turn, from a head that is fitted on other episodes.
 
     Args:
-        trajectories: Episodes, in any order, which changes nothing; one without turns has no values.
-        targets: Where V is wanted, and for what return it stands.
-        reader: The policy.
+        trajectories: Episodes; their order does not matter. An episode without turns has no values.
+        targets: Function that returns the regression targets of V, at the tokens where V is needed.
+        reader: Loaded policy, whose hidden states the head reads.
 
     Returns:
         V, in units of reward `[trajectories][turns][tokens]`.
@@ -40,9 +40,10 @@ def values_of(
 
 
 class TurnValues(Quantity):
-    """V at the first tokens of each turn, by a cross-fitted ridge regression on hidden states.
+    """V at the first tokens of each turn, from a cross-fitted ridge regression on hidden states.
 
-    Given as `values`, in units of reward, at as many tokens as are asked for `[trajectories][turns][tokens]`.
+    The credit gets it as argument `values`, in units of reward `[trajectories][turns][tokens]`. The request says at how
+    many tokens.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -54,12 +55,12 @@ class TurnValues(Quantity):
     request: ClassVar[type[Need]] = Values
 
     def compute(self, request: Values, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute V, by heads on the policy that acted."""
+        """Compute V with heads on the hidden states of the policy that acted."""
         found = values_of(episodes, request.targets, source.policy(ACTED))
         tokens = [[len(turn) for turn in of_one] for of_one in found]
         explained = explained_variance(found, request.targets(episodes, tokens))
         return Computed(found, counts={"explained_variance": explained})
 
     def exact(self, request: Values, ground: Ground) -> list[Tensor]:
-        """Return the exact value of the state of each turn [turns]."""
+        """Return the exact value of each turn's state, in units of reward, one tensor per episode [turns]."""
         return ground.episodes.values(ground.gamma)

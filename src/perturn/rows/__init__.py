@@ -1,4 +1,4 @@
-"""Row makers: how the episodes of an iteration become rows of training data, by name."""
+"""Row makers, which turn the episodes of an iteration into rows of training data."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ ROWS: Table[type[RowMaker]] = Table(
         "file": "perturn.rows.file_rows:FileRows",
     },
 )
-"""Row makers by name; other packages add theirs through entry points of `perturn.rows`."""
+"""Name of a row maker -> its class. Other packages add row makers through entry points of `perturn.rows`."""

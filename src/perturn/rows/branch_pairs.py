@@ -1,4 +1,4 @@
-"""Row maker `branch-pairs`: among episodes that share their first turns, the best over the worst."""
+"""Row maker `branch-pairs`: pairs of the best and the worst among episodes that share their first turns."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from perturn.types import Trajectory, failed
 @dataclass(frozen=True)
 @bounded
 class BranchPairs:
-    """Pair the best with the worst of the episodes that share their first turns, and so on, by total reward.
+    """Pair the best with the worst of the episodes that share their first turns, by total reward.
 
-    Episodes that branch off from one turn form a group with the episode that they branch off from. So both sides
-    share the turns before this turn; `align.shared_prefix` keeps or masks these turns in training. If `length` is
-    turn, the best is compared with episodes whose turn differs.
+    With more than one pair, the second best is paired with the second worst, and so on. An explored episode and its
+    branches from one turn form a group. So both sides share the turns before this turn; `align.shared_prefix` keeps or
+    masks these turns in training. If `length` is turn, episodes with the same action as the best episode at this turn
+    are left out.
 
     Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
     Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
-    Differs: the total reward of an episode decides which side is better, and not a process reward model. Both papers
-    compare one step, as `one_turn` does; by default both sides go on to the end. If `explored` has episodes of an
-    expert, a step of the expert is compared with steps of the policy. TP-LLaMA's expert searches a tree that contains
-    failures.
+    Differs: the total reward of an episode decides which side is better, not a process reward model. Both papers
+    compare one step, as `length` turn does; by default both sides continue to the end of the episode. If the explored
+    episodes come from an expert, a step of the expert is compared with steps of the policy. TP-LLaMA's expert searches
+    a tree that contains failures.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=BRANCHES, takes=ANY_BRANCHES)
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed."""
+    """Difference in total reward that a pair must exceed, in units of reward; >= 0."""
     per_group: Annotated[int, COUNT] | None = 1
-    """Largest number of pairs with the same first turns; None: as many as possible, with each episode in one pair."""
+    """Maximum number of pairs with the same first turns. None: as many as possible, with each episode in one pair."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: at the end of their episodes, or with the turn in which they differ."""
+    """Last turn of both sides. episode: the last turn of the episode. turn: the turn in which the two sides differ."""
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, by resumed episode, by turn and then by gap, largest first."""
+        """Return the pairs, ordered by explored episode, by turn, and by decreasing difference in reward."""
 
         def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
             one_turn = self.length == "turn"
@@ -62,21 +63,20 @@ def pair_within_branches(
     per_group: int | None = 1,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair the best of the episodes that share their first turns with the worst, and so on, as `GroupPairs`.
-
-    See `BranchPairs`.
+    """Pair the best with the worst of the episodes that share their first turns, and so on; see `BranchPairs`.
 
     Args:
-        explored: Trajectories with branches: the policy's, or an expert's.
-        branches: Branches of them.
-        threshold: tau, in units of total reward; finite and >= 0.
-        per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
-        one_turn: Whether both sides end with the turn in which they part; their total rewards still count the whole
+        explored: Trajectories from which the branches start, of the policy or of an expert.
+        branches: Branches of these trajectories.
+        threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0.
+        per_group: Maximum number of pairs with the same first turns. None: as many as possible, with each trajectory in
+            one pair.
+        one_turn: Whether both sides end with the turn in which they differ. Their total rewards still count the whole
             episodes.
 
     Returns:
-        The pairs, by explored episode, by turn and then by gap, largest first; and counts: each trajectory of a group
-        under one of `IN_GROUP`, so that an explored episode is counted once for each of its branching turns.
+        The pairs, ordered by explored episode, by turn, and by decreasing difference in reward; and the number of
+        trajectories for each outcome of `IN_GROUP`. An explored episode counts once for each of its branching turns.
     """
     groups, alike = [], 0
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
@@ -93,7 +93,7 @@ def pair_within_branches(
 
 
 def _unlike_best(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the group without those that did what the best of it did; FAILED ones stay."""
+    """Return the group without the trajectories that have the same actions as its best one; FAILED ones are kept."""
     best = max((one for one in group if not failed(one)), key=lambda one: one.total_reward, default=None)
     return [
         one

@@ -1,4 +1,4 @@
-"""Row maker `corrections`: failures that the expert corrects from their first wrong turn on, over the failures."""
+"""Row maker `corrections`: pairs of a failed episode and the expert's correction from the first wrong turn on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from perturn.rows.pairing import Paired, check_comparable, cut, exceeds, made, p
 from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "identical", "gap", "kept")
-"""Outcomes of an explored trajectory that may be corrected: the first that holds. `no_wrong_turn`: a limit of turns
-ended it on its way; `not_corrected`: the expert did not succeed from there either."""
+"""Outcomes of an explored trajectory; the first that applies counts. `no_wrong_turn`: the turn limit ended the episode,
+and no turn was wrong. `not_corrected`: the expert did not succeed either."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +32,30 @@ class Corrections:
     threshold.
 
     Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
-    arXiv:2406.18629 (the first wrong step against a right one, given what both share); and SCOPE, of "Recycling
-    Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (what follows the first error is
-    replaced), both by their abstracts.
-    Differs: both sides go on to the end of the episode; Step-DPO compares one step, as `one_turn` does. Corrections
-    are preferred to failures; SCOPE learns from them as rollouts. The distance to a success shows the first error,
-    and not a process reward model. Step-DPO's right step is the policy's own, as in row maker `progress-pairs`.
+    arXiv:2406.18629 (compare the first wrong step with a right step, after the same earlier steps); and SCOPE, of
+    "Recycling Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (replace the steps from the
+    first error on), both by their abstracts.
+    Differs: both sides continue to the end of the episode; Step-DPO compares one step, as `length` turn does. A
+    correction is preferred to its failure; SCOPE trains on corrections as rollouts. The first error is found by the
+    distance to success, not by a process reward model. Step-DPO's right step comes from the policy, as in the row maker
+    `progress-pairs`.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", corrects=1)
 
     distance: Sense = "shortest"
-    """How the distance to a success is measured, which shows the first wrong turn; see
+    """Measure of the distance to a success, by which the first wrong turn is found; see
     `perturn.envs.abilities.Pathfinder`."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed."""
+    """Difference in total reward that a pair must exceed, in units of reward; >= 0."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Turns by which the rejected side may be longer than the correction; a longer side is cut. None: no limit."""
+    """Maximum number of turns by which the rejected side may exceed the correction. A longer side is cut at its
+    end. None: no limit."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: at the end of their episodes; or with one turn, the first wrong turn and the expert's
-    turn."""
+    """Last turn of both sides. episode: the last turn of the episode. turn: the first wrong turn, and the expert's turn
+    in its place."""
     signals: Signals = field(default_factory=Signals)
-    """Explored episodes that are left out."""
+    """Filter of explored episodes by their signals, such as a loop; filtered episodes are left out."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -65,11 +67,11 @@ class Corrections:
 
     @property
     def needs(self) -> tuple[Distance, ...]:
-        """The way to a success that is left around each turn."""
+        """Distance to a success around each turn."""
         return (Distance(self.distance),)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, in the order of the explored episodes."""
+        """Return the pairs in the order of the explored episodes."""
         chosen, filtered = left_out(inputs.explored, self.signals)
         explored = inputs.measure(chosen)
         wanted = [(one, turns) for one in explored if (turns := to_correct(one)) is not None]
@@ -85,10 +87,10 @@ class Corrections:
 
 
 def to_correct(explored: Trajectory) -> int | None:
-    """Return the number of turns before the first wrong turn of a failed episode; None if there is nothing to correct.
+    """Return the number of turns before the first wrong turn of an unsuccessful episode; None: nothing to correct.
 
     Raises:
-        DataError: If its remaining path was not measured.
+        DataError: If the distance to a success was not measured.
     """
     if failed(explored) or succeeded(explored):
         return None
@@ -104,22 +106,20 @@ def pair_with_corrected(
     max_extra_turns: int | None = None,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair each failed episode with its correction, which the expert plays from the first wrong turn on.
-
-    See `Corrections`.
+    """Pair each failed episode with its correction by the expert; see `Corrections`.
 
     Args:
-        explored: Trajectories of the policy, with the remaining path of their turns.
-        corrections: Trajectories of the same tasks and samples, of those for which `to_correct` has a number.
-        threshold: tau, in units of total reward; finite and >= 0.
-        max_extra_turns: Cut the rejected side to this many turns more than its correction has, as in
-            `pair_with_expert`.
-        one_turn: Whether both sides end with the first wrong turn and the expert's in its place; their total rewards
-            still count the whole episodes.
+        explored: Trajectories of the policy, with the measured distance to a success.
+        corrections: Corrections, each with the task and the sample number of its explored trajectory.
+        threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0.
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the correction. None: no
+            limit.
+        one_turn: Whether both sides end with the first wrong turn, and the expert's turn in its place. Their total
+            rewards still count the whole episodes.
 
     Returns:
-        The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
-        these, under `cut`, how many of the kept ones were cut.
+        The pairs in the order of `explored`; and the number of explored trajectories for each outcome of `CORRECTED`,
+        with the number of cut rejected sides under `cut`.
     """
     mended = {one.key: one for one in corrections if succeeded(one)}
     pairs: list[PreferencePair] = []
@@ -139,7 +139,7 @@ def pair_with_corrected(
 
 
 def _nothing_to_correct(explored: Trajectory) -> str | None:
-    """Return why an explored trajectory is not corrected; None if it is to be."""
+    """Return the outcome of an explored trajectory that needs no correction; None if it needs a correction."""
     if failed(explored):
         return "failed"
     if succeeded(explored):

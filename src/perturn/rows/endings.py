@@ -1,4 +1,4 @@
-"""Explored episodes by how they ended, for the rows of single episodes that RFT and its kin learn from."""
+"""Division of explored episodes into successes and failures, for row makers of single episodes such as RFT."""
 
 from __future__ import annotations
 
@@ -13,32 +13,36 @@ from perturn.episodes.prompts import told
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
 SUCCESS, FAILURE = "What follows solves the task.", "What follows does not solve the task."
-"""Texts after a task that say how its episode ends, unless a recipe sets others."""
+"""Default texts after a task that say whether its episode succeeds."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """Trajectories by how they ended."""
+    """Trajectories divided into successes and failures, and by the policy that acted."""
 
     taught: Sequence[Trajectory]
-    """Successes of an expert that SFT is taught."""
+    """Successes of an expert on which SFT trains."""
     experts: Sequence[Trajectory]
-    """Successes of an expert on tasks that the policy has explored; they may be taught too."""
+    """Successes of an expert on explored tasks; SFT may train on some of them too."""
     successes: Sequence[Trajectory]
     """Successes of the policy."""
     failures: Sequence[Trajectory]
-    """Other episodes of the policy."""
+    """Unsuccessful episodes of the policy, without episodes that FAILED."""
     counts: Counter[str]
-    """How many are `taught` and of the `expert`, and each explored one under one of `FATES`."""
+    """Number of trajectories in `taught` and in `experts` (key `expert`), and number of explored trajectories for each
+    outcome of `FATES`."""
 
 
 def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
-    """Divide explored trajectories by how they ended, each sequence of actions on a task once; none without turns.
+    """Divide explored trajectories into successes and failures.
+
+    Trajectories without turns are left out. Repeated trajectories are left out too: they have the task and the actions
+    of an earlier trajectory, or of an expert's trajectory in the rows.
 
     Args:
-        inputs: The expert's episodes and the explored ones; of the expert's, those on tasks that were not explored are
-            left out.
-        starts_over: Whether the rows hold the expert's episodes that SFT is taught; else those on explored tasks.
+        inputs: Inputs of the row maker. The expert's episodes on unexplored tasks are not in `Divided.experts`.
+        starts_over: Expert's episodes that the rows contain. True: the episodes on which SFT trains. False: the
+            episodes on explored tasks.
     """
     taught, experts = ([one for one in those if one.turns] for those in (inputs.taught, inputs.experts))
     known: dict[str, list[object]] = {}
@@ -55,7 +59,7 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
 
 
 def _fate(trajectory: Trajectory, known: list[object]) -> str:
-    """Return the fate of a trajectory, whose actions are then known."""
+    """Return the outcome of a trajectory, one of `FATES`, and add its actions to the known actions of its task."""
     if failed(trajectory):
         return "failed"
     if not trajectory.turns:
@@ -74,20 +78,20 @@ def weighted(trajectory: Trajectory, weight: float = 1.0) -> WeightedTrajectory:
 
 @dataclass(frozen=True)
 class ToldRows:
-    """Settings of row makers whose prompts say how an episode ends."""
+    """Settings of row makers whose prompts say whether an episode succeeds."""
 
     success: str = SUCCESS
-    """Text after the task of a success, and after each task when the policy is evaluated."""
+    """Text added to the task of a successful episode. In evaluations, it is added to every task."""
     failure: str = FAILURE
-    """Text after the task of a failure."""
+    """Text added to the task of an unsuccessful episode."""
 
     def __post_init__(self) -> None:
-        """Reject texts that do not say how an episode ends."""
+        """Reject texts that are empty or equal."""
         texts = self.success, self.failure
         if not all(texts) or self.success == self.failure:
             raise ValueError(f"success and failure must be two texts, got {texts}.")
 
 
 def told_successes(divided: Divided, success: str) -> list[WeightedTrajectory]:
-    """Return the expert's episodes that SFT is taught and own successes, each told that it succeeds."""
+    """Return rows of the expert's episodes in SFT and of the policy's successes, with the text `success` added."""
     return [weighted(told(one, success)) for one in (*divided.taught, *divided.successes)]

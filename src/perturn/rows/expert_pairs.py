@@ -1,4 +1,4 @@
-"""Row maker `expert-pairs`: the expert's episode over the policy's own of the same task."""
+"""Row maker `expert-pairs`: pairs of the expert's episode (chosen) and the policy's episode (rejected) of a task."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ class ExpertPairs:
 
         total_reward(expert) - total_reward(explored) > threshold,
 
-    where differences of the size of rounding errors count as 0.
+    where a difference as small as a rounding error counts as 0.
 
     Source: tlm-DRE, Appendix B (tau = 0.4), on the pairs of ETO: Song et al. 2024, "Trial and Error:
     Exploration-Based Trajectory Optimization for LLM Agents", arXiv:2403.02502.
-    Differs: ETO has no threshold, and chooses the explored trajectory if it is better. Here such a trajectory is
-    counted and dropped, since the policy should learn the expert's distribution.
+    Differs: ETO has no threshold, and takes the explored trajectory as chosen side if it is better. Here such a
+    trajectory is counted and dropped, since the policy should learn the expert's distribution.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", expert=True)
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed (tau, tlm-DRE Appendix B); 0 keeps every gap."""
+    """Difference in total reward that a pair must exceed, in units of reward; >= 0 (tau of tlm-DRE, Appendix B). At 0
+    every positive difference is kept."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Turns by which the rejected side may be longer than the expert's episode; a longer side is cut. ETO and DMPO
-    use 5. None: no limit."""
+    """Maximum number of turns by which the rejected side may exceed the expert's episode. A longer side is cut at
+    its end. ETO and DMPO use 5. None: no limit."""
     signals: Signals = field(default_factory=Signals)
-    """Explored episodes that are left out."""
+    """Filter of explored episodes by their signals, such as a loop; filtered episodes are left out."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
         check_signals(self.signals)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, in the order of the explored episodes."""
+        """Return the pairs in the order of the explored episodes."""
         chosen, filtered = left_out(inputs.explored, self.signals)
         extra = self.max_extra_turns
         pairs, counts = pair_with_expert(inputs.experts, chosen, self.threshold, max_extra_turns=extra)

@@ -1,4 +1,4 @@
-"""Row maker `file`: rows of the user's own."""
+"""Row maker `file`: rows from the user's file or dataset."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of your own: pairs, trajectories or conversations, or these with a label or weights (docs: Your data).
+    """Rows from a file: pairs, trajectories or conversations, optionally with a label or weights (docs: Your data).
 
-    Source: none is needed.
+    Source: none.
     Differs: nothing.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     path: Annotated[str, ROWS]
-    """A file or folder of rows, or owner/name:split of the Hub."""
+    """File or folder of rows, or a dataset of the Hub as owner/name:split."""
     holds: Literal["pairs", "single", "labelled"] = "pairs"
-    """Kind of the rows: pairs, which have `chosen` and `rejected`; single trajectories or conversations; or labelled
-    rows, with a label or with weights whose sign is the label."""
+    """Kind of the rows. pairs: rows with `chosen` and `rejected`. single: trajectories or conversations. labelled:
+    trajectories or conversations with a label, or with weights whose sign is the label."""
 
     @property
     def traits(self) -> RowTraits:
-        """Nothing is explored; single rows name the policy, since a loss such as sft does so already."""
+        """Traits of the rows. A policy trained on single rows is named after the row maker, since "sft" is taken."""
         return RowTraits(self.holds, explored=False, names_policy=self.holds != "pairs", source=self.path)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the rows as they are, in order."""
+        """Return the given rows in order; a trajectory without weights gets weight 1 at each turn."""
         rows = [weighted(row) if isinstance(row, Trajectory) else row for row in inputs.given]
         return Made(rows, {"kept": len(rows)})

@@ -1,4 +1,4 @@
-"""Row maker `group-pairs`: the policy's best episode of a task over its worst."""
+"""Row maker `group-pairs`: pairs of the policy's best (chosen) and worst (rejected) episode of a task."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class GroupPairs:
     lower sample number comes first.
 
     Source: Perturn, for online learning; the condition comes from tlm-DRE, Appendix B.
-    Differs: the paper's chosen side is an expert's trajectory.
+    Differs: in the paper, the chosen side is an expert's trajectory.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", several_samples=True)
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed."""
+    """Difference in total reward that a pair must exceed, in units of reward; >= 0."""
     per_group: Annotated[int, COUNT] | None = 1
-    """Pairs of a task, at most; None: as many as there are, each episode in one."""
+    """Maximum number of pairs of a task. None: as many as possible, with each episode in one pair."""
     signals: Signals = field(default_factory=Signals)
-    """Explored episodes that are left out."""
+    """Filter of explored episodes by their signals, such as a loop; filtered episodes are left out."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
         check_signals(self.signals)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, by task and then by gap, largest first."""
+        """Return the pairs, ordered by task and by decreasing difference in reward."""
         chosen, filtered = left_out(inputs.explored, self.signals)
         fitting = starting(chosen, inputs)
         pairs, counts = pair_within_groups(fitting, self.threshold, per_group=self.per_group)

@@ -1,4 +1,4 @@
-"""Row maker `groups`: the episodes of each task, which a credit compares."""
+"""Row maker `groups`: all episodes of each task, which a credit compares."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from perturn.types import came_back
 
 @dataclass(frozen=True)
 class GroupRows:
-    """The episodes of each task: a credit compares them, and a loss on single trajectories reads its weights.
+    """Group of all episodes of each task. A credit computes weights by comparing them, and a loss uses the weights.
 
     Source: the groups of GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300.
-    Differs: rows are trajectories; each episode is accounted for by one of `perturn.data.group_account.BINS`.
+    Differs: rows are trajectories. Each episode is counted in one of `perturn.data.group_account.BINS`.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     drop_equal_outcomes: bool = False
-    """Leave out groups whose trajectories all have the same total reward and success, even if their credit is not
-    zero, for example because of a penalty on invalid actions. Groups without credit are always left out."""
+    """Whether to leave out groups whose trajectories all have the same total reward and success. Their credit can
+    differ from 0, for example because of a penalty on invalid actions. Groups with credit 0 are always left out."""
     failed: Literal["leave_out", "zero"] = "leave_out"
-    """How a FAILED episode, which the environment or the engine broke off, counts in the statistics of its group:
-    leave_out (not at all) or zero (with score 0). It is never trained on."""
+    """Whether a FAILED episode, in which the environment or the engine raised an error, counts in the statistics of its
+    group: leave_out (no) or zero (with score 0). It is never trained on."""
     signals: Signals = field(default_factory=Signals)
-    """Episodes that count in their group's statistics and are not trained."""
+    """Filter of episodes by their signals, such as a loop. Filtered episodes count in the statistics of their group,
+    but are not trained on."""
 
     def __post_init__(self) -> None:
         check_signals(self.signals)
 
     @property
     def traits(self) -> RowTraits:
-        """Outcomes that are compared must be known; all else is for the credit to say."""
+        """Traits of the rows. With `drop_equal_outcomes`, the explorer may leave no episode unfinished."""
         takes = {*ANY_BRANCHES, "cut-branches", *([] if self.drop_equal_outcomes else ["unfinished"])}
         return RowTraits(
             "groups",
@@ -46,7 +47,7 @@ class GroupRows:
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the members of the groups: explored episodes, and branches where the credit trains on them."""
+        """Return the members of all groups: explored episodes, and their branches."""
         members = [*inputs.explored, *filter(came_back, inputs.branches)]
         chosen, _ = left_out(members, self.signals)
         kept = {one.key for one in chosen}

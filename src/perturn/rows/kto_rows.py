@@ -1,4 +1,4 @@
-"""Row maker `kto`: successes as desirable, own failures as undesirable, for the loss kto."""
+"""Row maker `kto`: successes labelled as desirable and failures as undesirable, for the loss kto."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from perturn.rows.endings import Divided, divide, weighted
 
 @dataclass(frozen=True)
 class KtoRows:
-    """Successes with weight 1 and failures with -1, also the expert's episodes on tasks that the policy explored.
+    """Successes with weight 1 and failures with weight -1. The expert's episodes on explored tasks are successes too.
 
     Source: Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv:2402.01306,
-    Section 4: outputs that are labelled desirable or undesirable; no two of them need the same prompt.
-    Differs: the labels are the environment's, and the expert's episodes are desirable too.
+    Section 4: outputs are labelled as desirable or undesirable, and need not share prompts.
+    Differs: the labels come from the environment, and the expert's episodes are desirable too.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("labelled", expert=True, names_policy=True)
     needs: ClassVar[tuple[Need, ...]] = ()
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the successes, then the failures."""
+        """Return the successes, followed by the failures."""
         divided = divide(inputs, starts_over=False)
         good = [*divided.experts, *divided.successes]
         rows = [*map(weighted, good), *(weighted(one, -1.0) for one in divided.failures)]
@@ -32,7 +32,7 @@ class KtoRows:
 
 
 def lacking(divided: Divided) -> str:
-    """Say what both labels lack: failures, successes, or a second task; empty: nothing."""
+    """Return a text that says what is missing: a failure, a success, or a second task; empty if nothing is."""
     good = (*divided.experts, *divided.successes)
     tasks = {one.task.id for one in (*good, *divided.failures)}
     lacks = {

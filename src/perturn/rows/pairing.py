@@ -1,4 +1,4 @@
-"""Shared by row makers of pairs: who is clearly better, best over worst, and where two sides part."""
+"""Shared functions of row makers of pairs: compare two episodes, pair best with worst, and check length limits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from perturn.errors import DataError
 from perturn.types import PreferencePair, Trajectory, failed
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
-"""Outcomes of an explored trajectory: the first that holds."""
+"""Outcomes of an explored trajectory that is paired with the expert; the first that applies counts."""
 
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
-"""Outcomes of a trajectory when its task is paired; `over`: it would be in one pair more than asked for."""
+"""Outcomes of a trajectory that is paired within its group; `over`: the group already has its number of pairs."""
 
 _ROUNDING = 1e-9
-"""Rewards are sums and ratios of decimals: 0.81 - 0.41 is 0.4 plus 6e-17. Gaps this close are equal."""
+"""Difference below which two gaps count as equal. Rewards have rounding errors: 0.81 - 0.41 is 0.4 plus 6e-17."""
 
 Paired = tuple[list[PreferencePair], Counter[str]]
-"""Pairs, and counts of what became of the episodes."""
+"""Pairs, and the number of episodes for each outcome."""
 
 
 def made(found: Paired, none: str) -> Made:
-    """Return pairs and counts as a row maker does.
+    """Return pairs and counts as the result of a row maker.
 
     Args:
-        found: The pairs and counts.
-        none: Why there may be no pair.
+        found: Pairs and counts.
+        none: Possible reason if there is no pair, such as `rows.threshold=0.4`.
     """
     pairs, counts = found
     return Made(pairs, counts, "" if pairs else f"no pair is left ({none})")
@@ -41,12 +41,14 @@ def starting(episodes: Sequence[Trajectory], inputs: RowInputs) -> list[Trajecto
 
 
 def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
-    """Return the pairs whose sides part within the length limit of training; the others are counted as `too_long`.
+    """Remove pairs whose two sides have the same tokens within the length limit of training.
+
+    The removed pairs are counted as `too_long`.
 
     Args:
-        found: Pairs whose sides begin with the same turns, and counts.
-        inputs: Of the row maker.
-        each: What a pair counts for under `kept`.
+        found: Pairs whose sides share their first turns, and counts.
+        inputs: Inputs of the row maker.
+        each: Number that one pair adds to the count `kept`.
     """
     pairs, counts = found
     alike = inputs.limit.alike(pairs)
@@ -54,7 +56,7 @@ def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
     if lost:
         counts["kept"] -= each * len(lost)
         counts["too_long"] += each * len(lost)
-    if lost and "cut" in counts:  # of those that are kept
+    if lost and "cut" in counts:  # only kept pairs count as cut
         whole = {one.key: len(one.turns) for one in inputs.explored}
         counts["cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
     return [pair for pair, is_alike in zip(pairs, alike, strict=True) if not is_alike], counts
@@ -67,21 +69,23 @@ def pair_with_expert(
     *,
     max_extra_turns: int | None = None,
 ) -> Paired:
-    """Pair each explored trajectory with the expert's of its task, where the expert's is clearly better.
+    """Pair each explored trajectory with the expert's trajectory of its task, if the expert is clearly better.
 
     See `ExpertPairs`.
 
     Args:
-        experts: Trajectories of an expert. Of several of a task, the first with the highest total reward is
-            taken; a FAILED trajectory, or a trajectory without turns, does not count.
+        experts: Trajectories of an expert. If a task has several, the first with the highest total reward is used.
+            Trajectories that FAILED or have no turns are ignored.
         explored: Trajectories of the policy.
-        threshold: tau, in units of total reward; finite and >= 0. 0 keeps every gap.
-        max_extra_turns: Cut the rejected side to this many turns more than its expert has, from the end; its
-            total reward still counts the whole episode. ETO and DMPO take 5. None cuts nothing.
+        threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0. At 0 every
+            positive difference is kept.
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the expert's trajectory. A
+            longer side is cut at its end; its total reward still counts the whole episode. ETO and DMPO use 5. None: no
+            limit.
 
     Returns:
-        The pairs in the order of `explored`, and counts: each explored trajectory under one of `OUTCOMES`,
-        and beside these, under `cut`, how many of the kept ones were cut.
+        The pairs in the order of `explored`; and the number of explored trajectories for each outcome of `OUTCOMES`,
+        with the number of cut rejected sides under `cut`.
     """
     best = best_by_task(experts)
     pairs: list[PreferencePair] = []
@@ -106,11 +110,12 @@ def pair_within_groups(
 
     Args:
         explored: Trajectories of the policy, of several tasks, in any order.
-        threshold: tau, in units of total reward; finite and >= 0.
-        per_group: Pairs of a task, at most; None: as many as there are, each trajectory in one.
+        threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0.
+        per_group: Maximum number of pairs of a task. None: as many as possible, with each trajectory in one pair.
 
     Returns:
-        The pairs, by task and then by gap, largest first; and counts: each trajectory under one of `IN_GROUP`.
+        The pairs, ordered by task and by decreasing difference in reward; and the number of trajectories for each
+        outcome of `IN_GROUP`.
     """
     groups: dict[str, list[Trajectory]] = {}
     for one in sorted(explored, key=lambda one: one.key):
@@ -121,7 +126,10 @@ def pair_within_groups(
 def best_over_worst(
     groups: Iterable[Sequence[Trajectory]], threshold: float, per_group: int | None
 ) -> Paired:
-    """Pair the best of each group with its worst, and so on; of equal rewards the first comes first."""
+    """Pair the best trajectory of each group with its worst, then the second best with the second worst, and so on.
+
+    Among equal total rewards, the trajectory that comes first in its group ranks higher. See `pair_within_groups`.
+    """
     counts = Counter(dict.fromkeys(IN_GROUP, 0))
     pairs: list[PreferencePair] = []
     for members in groups:
@@ -141,17 +149,17 @@ def best_over_worst(
 
 
 def exceeds(gap: float, threshold: float) -> bool:
-    """Return whether a gap is larger, by more than rounding."""
+    """Return whether a gap exceeds a threshold by more than a rounding error."""
     return gap - threshold > _ROUNDING
 
 
 def is_tie(gap: float) -> bool:
-    """Return whether a gap is nothing but rounding."""
+    """Return whether a gap is 0 up to a rounding error."""
     return abs(gap) <= _ROUNDING
 
 
 def cut(trajectory: Trajectory, expert: Trajectory | None, max_extra_turns: int | None) -> Trajectory:
-    """Return a trajectory cut to the number of its expert's turns plus a margin."""
+    """Cut a trajectory to the number of turns of the expert's trajectory plus `max_extra_turns`."""
     if expert is None or max_extra_turns is None:
         return trajectory
     return ending_at(trajectory, len(expert.turns) + max_extra_turns)
@@ -176,7 +184,11 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
 
 
 def check_comparable(expert: Trajectory, explored: Trajectory) -> None:
-    """Reject trajectories of two environments, whose rewards do not compare."""
+    """Reject two trajectories of different environments, whose rewards are not comparable.
+
+    Raises:
+        DataError: If both name an environment, and the names differ.
+    """
     one, other = expert.environment, explored.environment
     if one and other and one != other:
         raise DataError(
@@ -186,7 +198,7 @@ def check_comparable(expert: Trajectory, explored: Trajectory) -> None:
 
 
 def pair_ending(chosen: Trajectory, rejected: Trajectory, turn: int | None) -> PreferencePair:
-    """Return the pair, whose sides end with a turn, if one is given."""
+    """Return a pair whose sides end with the turn of this index; None: the whole trajectories."""
     if turn is None:
         return PreferencePair(chosen, rejected)
     return PreferencePair(ending_at(chosen, turn + 1), ending_at(rejected, turn + 1))
@@ -198,16 +210,16 @@ def paired_within_branches(
     *,
     of_steps: bool = False,
 ) -> Paired:
-    """Pair episodes with those that branch off from them, where their first turns fit the length limit of training.
+    """Pair episodes with their branches, if their first turns fit the length limit of training.
 
     Args:
-        inputs: Of the row maker.
-        pair: From resumed episodes and their branches to pairs and counts.
-        of_steps: Whether it counts steps of the resumed episodes, each in one pair at most; else memberships: of each
-            branch one, and of an episode one for each turn at which it is resumed.
+        inputs: Inputs of the row maker.
+        pair: Function from explored episodes and their branches to pairs and counts.
+        of_steps: Unit of the counts. True: branching turns of the explored episodes, each in at most one pair. False:
+            memberships in groups. A branch is in one group, and an explored episode in one group per branching turn.
 
     Returns:
-        The pairs, and counts; what does not fit is counted as `too_long`.
+        Pairs, and counts, with the number of units that do not fit under `too_long`.
     """
     fitting = starting(inputs.begun, inputs)
     kept = {one.key for one in fitting}

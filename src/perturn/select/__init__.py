@@ -1,4 +1,4 @@
-"""Selectors: which of several episodes of a task, or of several actions at a turn, an evaluation takes, by name."""
+"""Selectors: in an evaluation, choose one of several episodes of a task, or one of several actions at a turn."""
 
 from perturn.select.protocol import Selector, SelectorInputs, SelectorTraits, mean_logprob
 from perturn.table import Table
@@ -15,4 +15,5 @@ SELECTORS: Table[type[Selector]] = Table(
         "value": "perturn.select.value:Value",
     },
 )
-"""Selector by name: the frozen dataclass of its settings; other packages add theirs through entry points."""
+"""Name of a selector -> its class, a frozen dataclass of settings. Other packages add selectors through entry
+points."""

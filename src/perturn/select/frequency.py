@@ -1,4 +1,4 @@
-"""Selection by frequency: a vote among the sampled actions."""
+"""Selection by frequency: a majority vote among the sampled actions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perturn.types import Action, Prompt, Task
 
 @dataclass(frozen=True)
 class Frequency:
-    """Take the most frequent of the sampled actions; among equally frequent actions, the likeliest.
+    """Take the most frequent of the sampled actions; among equally frequent actions, the most likely.
 
-    Actions agree if they send the environment the same command. Those that break the format come last.
+    Actions count as equal if they send the environment the same command. Actions that break the format come last.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv:2203.11171.
-    Differs: the vote is on the action of a turn, not on the answer to a question; the likelihood breaks ties.
+    Differs: the vote is on the action of a turn, not on the answer to a question. The likelihood breaks ties.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(among=("actions",))

@@ -1,4 +1,4 @@
-"""Selection by the reward that is implicit in a policy and in the policy from which it was trained."""
+"""Selection by implicit reward: the log-likelihood ratio between a policy and the policy from which it was trained."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImplicitReward:
-    """Take the candidate whose log-likelihood training raised most, compared with the policy it started from.
+    """Take the candidate whose log-likelihood increased most in training.
 
         r = sum_j log pi(y_j) - log pi_0(y_j)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5; without beta and what depends on the prompt alone.
-    Differs: pi_0 is the policy that the whole training started from. The base has none; its first sample is taken.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, without beta and the term that depends on the prompt alone.
+    Differs: pi_0 is the policy at the start of the whole training. For the base model, which has no pi_0, the first
+    sample is taken.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(needs=frozenset({"logprobs", "policy", "start"}))
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the function that sums over all tokens that the policy wrote in an episode."""
+        """Return the function that sums the log-ratios over all action tokens of an episode, in nats."""
 
         def scores(episodes: Sequence[Trajectory]) -> Sequence[float]:
             start = inputs.open_start()
@@ -36,14 +37,14 @@ class ImplicitReward:
                 return _equal(episodes)
             of_episodes = locate("perturn.policy.action_value_head:episode_logprobs")
             theirs = of_episodes(start, episodes)
-            del start  # so that one policy is in memory at a time
+            del start  # keeps only one policy in memory
             ours = of_episodes(inputs.open_policy(), episodes)
             return [own - its for own, its in zip(ours, theirs, strict=True)]
 
         return scores
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
-        """Return the function that sums over the tokens of an action, as the engine sampled them."""
+        """Return the function that sums the log-ratios over the sampled tokens of an action, in nats."""
         start = inputs.open_start()
         if start is None:
             _say_untrained(inputs, "action of each turn is taken")

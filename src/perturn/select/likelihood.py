@@ -1,4 +1,4 @@
-"""Selection by likelihood: the mean log-probability of what the policy wrote."""
+"""Selection by likelihood: the mean log-probability of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from perturn.types import Action, Prompt, Task, Trajectory
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Take the candidate whose tokens have the highest mean log-probability, as they were sampled.
+    """Take the candidate whose sampled tokens have the highest mean log-probability under the policy.
 
-    Source: none is needed; the usual score of beam search and best-of-n without a reward model.
+    Source: none is needed; the usual score of beam search and of best-of-n without a reward model.
     Differs: nothing.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(needs=frozenset({"logprobs"}))
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the function that averages over all tokens that the policy wrote in an episode."""
+        """Return the function that averages the log-probabilities of all action tokens of an episode, in nats."""
         return _of_episodes
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
-        """Return the function that averages over the tokens of an action."""
+        """Return the function that averages the log-probabilities of the tokens of an action, in nats."""
         return _of_actions
 
 

@@ -1,4 +1,4 @@
-"""From the section `evaluate.select` of a recipe to its selector: an entry of the table, or code of the user's."""
+"""Look up the selector of the recipe section `evaluate.select`: an entry of the table, or the user's code."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from perturn.table import check_members, guarded
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))
-"""Settings of the section that are no selector's own."""
+"""Keys of the section that are no settings of the selector."""
 
 
 def make_selector(section: Mapping[str, Any]) -> Selector:
-    """Return the selector that the section names, with its settings.
+    """Return the selector that a recipe section names, with its settings.
 
     Raises:
-        ConfigError: If there is none of that name, or a setting is wrong.
+        ConfigError: If there is no selector of this name, or a setting is wrong.
     """
     name = str(section["name"])
     if ":" not in name:
@@ -49,10 +49,10 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
 
 
 def _check_kept(selector: Any, name: str) -> None:
-    """Reject a class that lacks what its traits declare, or declares a need that nothing meets.
+    """Reject a class that lacks a method for its kinds of candidates, or declares an unknown need.
 
     Raises:
-        ConfigError: Before any work, naming the first that is wrong.
+        ConfigError: If one of both is wrong; the message names the first mistake.
     """
     traits: SelectorTraits = selector.traits
     methods = [f"among_{among}" for among in traits.among]
@@ -64,10 +64,10 @@ def _check_kept(selector: Any, name: str) -> None:
 
 
 def traits_of(section: Mapping[str, Any]) -> SelectorTraits:
-    """Return the traits of the selector that the section names; the default ones of a function of the user's.
+    """Return the traits of the selector that a recipe section names; for a user's function, the default traits.
 
-    Code that is not there any more has the default traits too, so that a run that is done can still be read. Before a
-    score is made, `make_selector` rejects it.
+    Code that no longer exists has the default traits too, so a finished run can still be read. `make_selector` rejects
+    such code before scoring.
     """
     name = str(section["name"])
     try:
@@ -77,7 +77,7 @@ def traits_of(section: Mapping[str, Any]) -> SelectorTraits:
 
 
 def _traits(found: Any) -> SelectorTraits | None:
-    """Return the traits of a class of a selector; None of anything else."""
+    """Return the traits of a selector class; None for any other object."""
     classes = found.__mro__ if isinstance(found, type) else ()
     traits = next((vars(each)["traits"] for each in classes if "traits" in vars(each)), None)
     return traits if isinstance(traits, SelectorTraits) else None
@@ -85,21 +85,22 @@ def _traits(found: Any) -> SelectorTraits | None:
 
 @dataclass(frozen=True)
 class Function:
-    """Take the candidate with the highest number, by a function of the user's."""
+    """Take the candidate with the highest score from a user's function."""
 
     traits: ClassVar[SelectorTraits] = SelectorTraits()
 
     name: str
-    """`module:function`."""
+    """Location of the function, as `module:function`."""
     function: Callable[..., Any]
-    """From the episodes to a number each; or from a task, a prompt and different actions to a number each."""
+    """Function from a list of episodes, or from a task, a prompt and a list of distinct actions, to one number per
+    episode or action."""
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the function, which must give each episode a finite number."""
+        """Return the user's function, with a check that it returns one finite number per episode."""
         return lambda episodes: self._numbers([episodes], len(episodes), "episodes")
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
-        """Return the function, which is asked about each different action of a turn once."""
+        """Return a function that scores actions, and passes each distinct action to the user's function once."""
 
         def scores(task: Task, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
             names = [repr((one.text, one.tool_calls, one.token_ids)) for one in actions]
@@ -112,10 +113,10 @@ class Function:
         return scores
 
     def _numbers(self, arguments: Sequence[Any], count: int, what: str) -> list[float]:
-        """Return one number a candidate.
+        """Call the user's function, and return one number per candidate.
 
         Raises:
-            ConfigError: If the function fails, or gives anything else.
+            ConfigError: If the function raises an error, or does not return one finite number per candidate.
         """
         with guarded(f"{SELECT}.name: {self.name!r} failed"):
             found = [float(each) for each in self.function(*arguments)]

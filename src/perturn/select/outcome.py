@@ -1,4 +1,4 @@
-"""Selection by outcome: the bound on what any selector could reach."""
+"""Selection by outcome: an oracle whose score is an upper bound for all selectors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perturn.types import Trajectory, score
 
 @dataclass(frozen=True)
 class Outcome:
-    """Take the episode with the highest total reward, which bounds what any selector could reach.
+    """Take the episode with the highest total reward, an upper bound for all selectors.
 
-    It looks at the result, as no agent could. Of N episodes that each succeed with chance p, the best succeeds with
-    chance 1 - (1 - p)^N.
+    The selector looks at the result, which an agent does not know. If each of N episodes succeeds with probability p,
+    the best one succeeds with probability 1 - (1 - p)^N.
 
-    Source: none is needed; pass@k by another name.
+    Source: none is needed; with rewards of 0 and 1 it is pass@k.
     Differs: nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Interface between every selector and the evaluation: candidates in, a score for each of them out."""
+"""Interface between a selector and the evaluation. A selector maps candidates to scores."""
 
 from __future__ import annotations
 
@@ -11,75 +11,77 @@ from typing import Any, ClassVar, Literal, Protocol
 from perturn.types import Action, Prompt, Task, Trajectory
 
 Among = Literal["episodes", "actions"]
-"""The candidates: several episodes of each task, or several actions at each turn."""
+"""Kind of candidates: several episodes of each task, or several actions at each turn."""
 SelectorNeed = Literal["logprobs", "policy", "start", "explored"]
-"""A thing that a selector reads: log-probabilities of the sampled actions, which the engine gives; the policy, in
-memory; the policy from which it was trained; the episodes that were explored last before the evaluation."""
+"""Input of a selector. logprobs: the engine's log-probabilities of the sampled actions. policy: the policy, loaded in
+memory. start: the policy from which it was trained. explored: the last explored episodes before the evaluation."""
 Score = float | tuple[float, ...]
+"""Score of a candidate; the highest score is selected. Tuples are compared element by element."""
 EpisodeScorer = Callable[[Sequence[Trajectory]], Sequence[Score]]
-"""The episodes of all tasks, without FAILED ones -> a score of each."""
+"""Function from the episodes of all tasks, without FAILED episodes, to one score per episode."""
 ActionScorer = Callable[[Task, Prompt, Sequence[Action]], Sequence[Score]]
-"""A task, a prompt and the actions that were sampled for it -> a score of each."""
+"""Function from a task, a prompt, and the actions sampled for the prompt, to one score per action."""
 
 
 @dataclass(frozen=True)
 class SelectorTraits:
-    """The kinds of candidates that a selector can score, and the things that it reads."""
+    """Kinds of candidates that a selector can score, and inputs that it needs."""
 
     among: tuple[Among, ...] = ("episodes", "actions")
-    """The kinds of candidates that it can score."""
+    """Kinds of candidates that the selector can score."""
     needs: frozenset[SelectorNeed] = frozenset()
-    """The things that it reads. A selector that reads explored episodes never scores tasks that were explored."""
+    """Inputs that the selector needs. A selector that needs `explored` never scores an explored task."""
     sees_outcome: bool = False
-    """Whether it looks at the result of the episodes, as no agent could; the report says so."""
+    """Whether the selector looks at the results of the episodes, which an agent does not know. The report marks it."""
 
 
 class OpenPolicy(Protocol):
-    """A policy in memory."""
+    """Policy loaded in memory."""
 
     model: Any
-    """A transformers model on the device to compute on, prepared for packed sequences."""
+    """Transformers model on the device to compute on, prepared for packed sequences."""
     renderer: Any
-    """Conversation -> tokens, for the model: a `perturn.chat.tokens.Renderer`."""
+    """Renderer of conversations to tokens, for the model: a `perturn.chat.tokens.Renderer`."""
     token_budget: int
-    """Tokens of one pass."""
+    """Maximum number of tokens of one pass."""
 
 
 @dataclass(frozen=True)
 class SelectorInputs:
-    """The things that a selector can read about the policy that is scored; each is opened when it is asked for."""
+    """Inputs of a selector for one evaluated policy. Each input is loaded when its function is called."""
 
     policy: str
     """Name of the policy in its run."""
     open_policy: Callable[[], OpenPolicy]
-    """Open the policy, beside the engine that serves it; for selectors that need `policy`."""
+    """Loads the policy, in addition to the engine that serves it; for selectors that need `policy`."""
     open_start: Callable[[], OpenPolicy | None]
-    """Open the policy from which it was trained; None: it was trained from none. For selectors that need `start`."""
+    """Loads the policy from which the evaluated policy was trained; returns None for the base model. For selectors that
+    need `start`."""
     explored: Callable[[], Sequence[Trajectory]]
-    """Read the episodes explored last before the evaluation; for selectors that need `explored`."""
+    """Reads the last explored episodes before the evaluation; for selectors that need `explored`."""
     command: Callable[[Prompt, Action], str | None]
-    """The command that the environment is sent for an action after a prompt; None: it broke the format."""
+    """Returns the command that an action after a prompt sends to the environment; None: the action broke the format."""
     counts: dict[str, float] = field(default_factory=dict)
-    """Numbers on its work, by name, that the selector writes for the manifest."""
+    """Figures that the selector writes to the manifest, by name."""
 
 
 class Selector(Protocol):
-    """A frozen dataclass of settings that scores candidates. The highest score is taken, of equal ones the first.
+    """Frozen dataclass of settings that scores candidates. The first candidate with the highest score is selected.
 
-    Both methods are called at most once for each policy that is scored, and return the function that scores. A
-    selector may leave out the method of candidates that its traits do not name.
+    Each method is called at most once per evaluated policy, and returns a function that computes scores. A selector
+    needs only the methods for the kinds of candidates in its traits.
     """
 
     traits: ClassVar[SelectorTraits]
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the function that scores episodes, which is called once with the episodes of all tasks."""
+        """Return the function that scores episodes. It is called once, with the episodes of all tasks."""
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
-        """Return the function that scores actions, which is called at each turn."""
+        """Return the function that scores actions. It is called at each turn."""
 
 
 def mean_logprob(actions: Iterable[Action]) -> float:
-    """Return the mean log-probability of the tokens of actions, in nats; -inf where the engine gave none."""
+    """Return the mean log-probability of the tokens of actions, in nats; -inf if no action has log-probabilities."""
     known = [each for action in actions for each in action.logprobs or ()]
     return fmean(known) if known else -inf

@@ -1,4 +1,4 @@
-"""Selection by value: what an episode is expected to earn, learned from explored episodes."""
+"""Selection by value: the expected total reward, predicted by a head trained on explored episodes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from perturn.types import Action, Prompt, Task
 
 @dataclass(frozen=True)
 class Value:
-    """Take the candidate with the highest expected total reward, by a ridge head on the policy's hidden states.
+    """Take the candidate with the highest expected total reward, predicted by a ridge head on hidden states.
 
-    The head learns from the outcomes of explored tasks and of no other. On held-out tasks it looks at no result. See
+    The head is trained on the outcomes of explored tasks alone, and sees no results of held-out tasks. See
     `perturn.policy.action_value_head`.
 
-    Source: ours. Values as a guide at test time: Q-guided search, QLASS (Lin et al. 2025), arXiv:2502.02584.
-    Differs: a linear head on a frozen policy, instead of a trained model.
+    Source: ours. Values guide the search at test time in Q-guided search, QLASS (Lin et al. 2025), arXiv:2502.02584.
+    Differs: a linear head on the frozen policy replaces a trained model.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(needs=frozenset({"policy", "explored"}))
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the function that reads the value after the last action of an episode."""
+        """Return the function that predicts the value after the last action of an episode."""
         found: EpisodeScorer = self._head(inputs).of_episodes
         return found
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
-        """Return the function that reads the value after an action."""
+        """Return the function that predicts the value after an action."""
         head = self._head(inputs)
 
         def scores(task: Task, prompt: Prompt, actions: Sequence[Action]) -> Sequence[float]:
@@ -40,7 +40,7 @@ class Value:
         return scores
 
     def _head(self, inputs: SelectorInputs) -> Any:
-        """Return the head, as it has learned; its counts are written down."""
+        """Return the trained head, and write its figures to `inputs.counts`."""
         policy = inputs.open_policy()
         make = locate("perturn.policy.action_value_head:ActionValues")
         head = make(policy.model, policy.renderer, inputs.explored(), policy.token_budget)

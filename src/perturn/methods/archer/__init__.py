@@ -1,1 +1,1 @@
-"""ArCHer: critics of an utterance level, and the credit that reads them."""
+"""ArCHer: critics Q and V of turns, and the credit that uses them."""

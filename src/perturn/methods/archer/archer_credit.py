@@ -1,4 +1,4 @@
-"""ArCHer: advantages of turns by critics kept from iteration to iteration, Q after the action less V before it."""
+"""ArCHer: Q after the action minus V before it, from critics that are trained across iterations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,42 +14,42 @@ from perturn.extend.tensors import CreditTraits, Return, as_tensors
 
 @dataclass(frozen=True)
 class Critics(Need):
-    """Q and V of each turn by critics that keep learning from iteration to iteration.
+    """Q and V of each turn, from critics that are trained across iterations.
 
-    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
+    The credit gets them as argument `critics`: one `Critique` per trajectory, in units of reward.
     """
 
     name: ClassVar[str] = "critics"
     gamma: float
     """Discount from one turn to the next."""
     tau: float
-    """Step of the slow copies towards their critics in a round, in (0, 1]."""
+    """Step size of the target critics towards the critics in each round, in (0, 1]."""
     rounds: int
-    """Regressions of each head in an iteration."""
+    """Number of regressions of each head per iteration."""
     penalty: float
-    """Pull of each head towards its weights before the iteration, relative to the variance of all features
-    together."""
+    """Ridge penalty towards the weights at the start of the iteration, relative to the total variance of the
+    features."""
     returns: Returns | None = None
-    """Rewards that count; None: as recorded."""
+    """Function from trajectories to the rewards to count; None: the recorded rewards."""
 
 
 @dataclass(frozen=True)
 class Critique:
-    """Q and V of the turns of an episode by each of several critics, in units of reward."""
+    """Q and V of the turns of an episode from several critics, in units of reward."""
 
     q: Sequence[Sequence[float]]
-    """Q of each turn: what is expected from there on, its action known and not yet the reply `[critics][turns]`."""
+    """Q of each turn: expected return given the action, before the environment's reply `[critics][turns]`."""
     v: Sequence[Sequence[float]]
-    """V of each turn: what is expected before its action is known `[critics][turns]`."""
+    """V of each turn: expected return before the action `[critics][turns]`."""
 
 
 def critiques_of(
     critics: Sequence[Critique] | None, group: Sequence[Trajectory]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return Q and V of each trajectory, each in units of reward [critics, turns].
+    """Check Q and V of each trajectory, and return them as tensors, in units of reward, each [critics, turns].
 
     Raises:
-        ValueError: If they are missing, not finite, or have not one entry per turn.
+        ValueError: If `critics` is None or not finite, or does not have one entry per turn.
     """
     if critics is None:
         raise ValueError("this credit needs critics=, Q and V of each turn of each trajectory.")
@@ -71,43 +71,43 @@ def critiques_of(
 
 @dataclass(frozen=True)
 class ArCHer:
-    """Value of a turn's action minus the value of its state, by two critics that keep learning between iterations.
+    """Value of a turn's action minus the value of its state, from two critics that are trained across iterations.
 
         A_t = min_k Q_k(s_t, a_t) - min_k V_k(s_t)
 
-    Each critic is learned from one turn to the next, with copies Q' and V' that follow it slowly:
+    Each critic is trained by temporal differences, with target critics Q' and V' that follow Q and V slowly:
 
-        Q(s_t, a_t) <- r_t + gamma V'(s_(t+1)),   V(s_t) <- Q'(s_t, a_t),   copy <- (1 - tau) copy + tau own,
+        Q(s_t, a_t) <- r_t + gamma V'(s_(t+1)),   V(s_t) <- Q'(s_t, a_t),   Q' <- (1 - tau) Q' + tau Q, V' likewise
 
-    V' = 0 after the last turn. Critics learn in every iteration, starting from the critics of the previous iteration.
+    V' = 0 after the last turn. Every iteration trains the critics further, starting from the previous iteration's.
 
     Source: Zhou et al. 2024, "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", arXiv:2402.19446,
     and its code.
-    Differs: in the paper a critic is a small language model with heads, trained by Adam on turns from a buffer of
-    many iterations. Here a critic is two linear heads on the hidden states of the policy that the loop began with.
+    Differs: in the paper, a critic is a small language model with heads, trained with Adam on a buffer of turns from
+    many iterations. Here, a critic has two linear heads on the hidden states of the policy that the loop started with.
     Each head is fitted by ridge regression to the episodes of the iteration alone, `rounds` times (module `critics`).
-    V learns from the recorded action, which the policy has just sampled, instead of another sampled action. The two
-    critics differ in the episodes that they learn from; in the paper they differ in their initial weights. The policy
-    learns by the loss that the recipe names.
+    V is trained on the recorded action, which the policy has just sampled, instead of a new sampled action. The two
+    critics differ in their training episodes; in the paper they differ in their initial weights. The loss of the recipe
+    trains the policy.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.9
     """Discount from one turn to the next, in [0, 1]."""
 
     tau: Annotated[float, Bound(above=0, most=1)] = 0.1
-    """Step of the copies towards their critics in a round, in (0, 1]."""
+    """Step size of the target critics towards the critics in each round, in (0, 1]."""
 
     rounds: Annotated[int, Bound(least=1, most=100_000)] = 1000
-    """Regressions of each head in an iteration, >= 1; the copies move after each. A reward reaches the value of the
-    turn before it after about 2 / tau rounds. Rounds take little time."""
+    """Number of regressions of each head per iteration; >= 1. The target critics move after each regression. A reward
+    reaches the value of the previous turn after about 2 / tau rounds. A round takes little time."""
 
     penalty: Annotated[float, Bound(least=1e-12)] = 1e-4
-    """Pull of each head towards its weights at the start of the iteration, relative to the variance of all features
-    together; >= 1e-12, since rounding would decide the weights of dependent features otherwise. The first iteration
-    starts from weights of 0."""
+    """Ridge penalty towards the weights at the start of the iteration, relative to the total variance of the features.
+    It is >= 1e-12, so that rounding does not decide the weights of dependent features. The first iteration starts from
+    weights of 0."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
-    """Rewards that count."""
+    """Rewards to count, and the penalty of invalid actions; see `Return`."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -129,7 +129,7 @@ class ArCHer:
         """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `critics` is missing, not finite, or has not one entry per turn.
+            ValueError: If `critics` is None or not finite, or does not have one entry per turn.
         """
         known = critiques_of(critics, group)
         return as_tensors([(q.amin(0) - v.amin(0)).tolist() for q, v in known])

@@ -1,8 +1,8 @@
-"""Quantity `critics`: heads Q and V on hidden states, learned from one turn to the next, kept between iterations.
+"""Quantity `critics`: linear heads Q and V on hidden states, trained by temporal differences across iterations.
 
-Q of a turn is read at the last token of its action, so it has seen the action and not yet the reply; V at the last
-token of its prompt. The hidden states come from a policy that does not change, so that a head means in one iteration
-what it meant in the one before.
+Q of a turn is computed at the last token of its action, so it depends on the action and not on the reply. V is computed
+at the last token of the turn's prompt. The hidden states come from a policy that never changes, so a head stays valid
+from one iteration to the next.
 """
 
 from __future__ import annotations
@@ -36,69 +36,68 @@ from perturn.methods.archer.archer_credit import Critics as Request
 from perturn.methods.archer.archer_credit import Critique
 
 CRITICS = 2
-"""Critics, each of which learns from a bootstrap sample of the episodes of an iteration."""
+"""Number of critics. Each critic is trained on its own bootstrap sample of the episodes of an iteration."""
 
 _CONSTANT = 1e-6
-"""Relative deviation of a feature, against all features together, below which it counts as rounding."""
+"""Standard deviation, relative to the root mean square over all features, below which a feature counts as constant."""
 
 
 @dataclass(frozen=True)
 class Critics:
-    """Heads of all critics, float64. A head has a weight for each standardized feature, and a constant at the end."""
+    """Heads of all critics, float64. A head has one weight per standardized feature, and a constant at the end."""
 
     q: Tensor
-    """[critics, features + 1]."""
+    """Q heads [critics, features + 1]."""
     v: Tensor
-    """[critics, features + 1]."""
+    """V heads [critics, features + 1]."""
     slow_q: Tensor
-    """The copy of `q` that follows it [critics, features + 1]."""
+    """Target Q heads, which follow `q` slowly [critics, features + 1]."""
     slow_v: Tensor
-    """The copy of `v` that follows it [critics, features + 1]."""
+    """Target V heads, which follow `v` slowly [critics, features + 1]."""
     center_q: Tensor
-    """Mean of each feature after actions, in the first iteration [features]."""
+    """Mean of each feature after actions, over the first iteration [features]."""
     scale_q: Tensor
-    """Multiplier of each feature less that mean [features]."""
+    """Inverse of the standard deviation of each feature after actions, over the first iteration [features]."""
     center_v: Tensor
-    """Like `center_q`, for features before actions [features]."""
+    """Mean of each feature before actions, over the first iteration [features]."""
     scale_v: Tensor
-    """Like `scale_q`, for features before actions [features]."""
+    """Inverse of the standard deviation of each feature before actions, over the first iteration [features]."""
     iterations: Tensor
-    """How many the critics have learned from, int64 []."""
+    """Number of iterations that trained the critics, int64 []."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Episodes as what critics learn from; at least one, each with a turn."""
+    """Training data of critics: at least one episode, each with at least one turn."""
 
     behind: Sequence[Tensor]
     """Hidden states at the last token of each action, one tensor per episode [turns, features]."""
     before: Sequence[Tensor]
-    """Hidden states at the last token of the prompt of each turn, one tensor per episode [turns,
-    features]."""
+    """Hidden states at the last token of each turn's prompt, one tensor per episode [turns, features]."""
     rewards: Sequence[Sequence[float]]
-    """Of each turn, in units of reward `[episodes][turns]`."""
+    """Reward of each turn, in units of reward `[episodes][turns]`."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Critics after an iteration, and what they say of the episodes that they have learned from."""
+    """Critics after an iteration, with their Q and V of the episodes of this iteration."""
 
     critiques: Sequence[Critique]
-    """One an episode."""
+    """Q and V of each episode."""
     critics: Critics | None
-    """The critics now; None if there was nothing to learn from."""
+    """Trained critics; None if there was no episode to train on."""
     explained_variance: float | None
-    """See `perturn.policy.value_heads.explained_variance`: of returns by V, over the turns of episodes that a critic
-    has not learned from."""
+    """Share of the variance of returns that V explains, over turns that are not in a critic's bootstrap sample. See
+    `perturn.policy.value_heads.explained_variance`."""
     td_error: float | None
-    """Root of the mean square of r + gamma V' - Q over the same turns, in units of reward."""
+    """Root mean square of r + gamma V' - Q over the same turns, in units of reward."""
 
 
 def bootstrap(episodes: int, seed: int) -> Tensor:
-    """Return how often each critic learns from each episode: as many draws with replacement as there are episodes.
+    """Draw a bootstrap sample of the episodes for each critic.
 
     Returns:
-        Counts, float64 [critics, episodes].
+        Number of times that each episode is in each sample, float64 [critics, episodes].
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(episodes, (CRITICS, episodes), generator=generator)
@@ -106,14 +105,17 @@ def bootstrap(episodes: int, seed: int) -> Tensor:
 
 
 def begin(rows: Rows) -> Critics:
-    """Return critics that say 0 of everything, with the mean and the deviation of these features."""
+    """Return critics with weights of 0, which standardize features by the mean and deviation of these rows."""
     (center_q, scale_q), (center_v, scale_v) = (_standard(side) for side in (rows.behind, rows.before))
     q, v = (torch.zeros(CRITICS, len(scale) + 1, dtype=torch.float64) for scale in (scale_q, scale_v))
     return Critics(q, v, q, v, center_q, scale_q, center_v, scale_v, torch.tensor(0))
 
 
 def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean, and the inverse of the deviation; a constant feature gets the deviation of all features together."""
+    """Return the mean and the inverse standard deviation of each feature, each [features].
+
+    For a constant feature, the root mean square of all deviations replaces the deviation.
+    """
     rows = torch.cat(list(features)).double()
     deviation = rows.std(0, correction=0)
     together = deviation.square().mean().sqrt()
@@ -122,21 +124,21 @@ def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Critics:
-    """Return critics after an iteration.
+    """Train critics on the episodes of an iteration, and return them.
 
-    In each round every head is fitted to what the copies said, and then the copies follow:
+    In each round, every head is fitted to the target heads, and then the target heads move towards the heads:
 
         Q = argmin mean (Q - r - gamma V')^2 + penalty d |w - w_0|^2,   V' = 0 after the last turn of an episode
         V = argmin mean (V - Q')^2           + penalty d |w - w_0|^2
 
-    with w the d weights on standardized features, w_0 what they were, and a constant that is not pulled. Means are over
-    the turns of all episodes, each as often as it was drawn.
+    w are the d weights on standardized features, and w_0 these weights before the iteration. The constant of a head has
+    no penalty. Means run over the turns of all episodes; an episode counts as often as it was drawn.
 
     Args:
-        critics: As they were.
-        rows: Episodes.
-        counts: How often a critic learns from each of them, at least once from one [critics, episodes].
-        learning: Settings.
+        critics: Critics before the iteration.
+        rows: Episodes of the iteration.
+        counts: Number of times that each episode is in a critic's sample; no sample is empty [critics, episodes].
+        learning: Settings of the training.
     """
     found = [_learn_one(critics, k, rows, own, learning) for k, own in enumerate(counts)]
     names = ("q", "v", "slow_q", "slow_v")
@@ -147,7 +149,7 @@ def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Cr
 def _learn_one(
     critics: Critics, k: int, rows: Rows, counts: Tensor, learning: Request
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return one critic's heads and their copies after an iteration."""
+    """Train one critic, and return its heads q and v and its target heads, each [features + 1]."""
     lengths = torch.tensor([len(own) for own in rows.rewards])
     share = counts.repeat_interleave(lengths)
     share = (share / share.sum())[:, None]
@@ -166,7 +168,7 @@ def _learn_one(
 
 
 class _Ridge:
-    """Ridge regression on weighted rows, factored once."""
+    """Ridge regression on weighted rows, whose matrix is factored once for many targets."""
 
     def __init__(self, rows: Tensor, share: Tensor, penalty: float) -> None:
         self._weighed = rows * share
@@ -175,7 +177,15 @@ class _Ridge:
         self._factor = torch.linalg.cholesky(rows.T @ self._weighed + torch.diag(self._pull))
 
     def __call__(self, targets: Tensor, pulled_to: Tensor | None = None) -> Tensor:
-        """Return heads for several targets [rows, targets], pulled to one head or to 0 [features + 1, targets]."""
+        """Fit one head per target.
+
+        Args:
+            targets: Targets of the regressions [rows, targets].
+            pulled_to: Head towards which the penalty pulls [features + 1]; None: 0.
+
+        Returns:
+            Fitted heads [features + 1, targets].
+        """
         aim = self._weighed.T @ targets
         if pulled_to is not None:
             aim = aim + (self._pull * pulled_to)[:, None]
@@ -183,12 +193,12 @@ class _Ridge:
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features after each action, and a 1 [turns, features + 1]."""
+    """Return standardized features after each action and a 1, one tensor per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_q, critics.scale_q) for own in rows.behind]
 
 
 def before(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features before each action, and a 1 [turns, features + 1]."""
+    """Return standardized features before each action and a 1, one tensor per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_v, critics.scale_v) for own in rows.before]
 
 
@@ -198,12 +208,12 @@ def _scaled(features: Tensor, center: Tensor, scale: Tensor) -> Tensor:
 
 
 def _following(rows: Tensor) -> Tensor:
-    """Return the row of the turn after each; after the last turn zeros, for which every head says 0."""
+    """Return the row of the next turn for each turn; zeros after the last turn, where every head predicts 0."""
     return torch.cat([rows[1:], torch.zeros_like(rows[:1])])
 
 
 def judge(critics: Critics, rows: Rows) -> list[Critique]:
-    """Return Q and V of each episode by each critic."""
+    """Return Q and V of the turns of each episode, from each critic, in units of reward."""
     return [
         Critique((critics.q @ own.T).tolist(), (critics.v @ first.T).tolist())
         for own, first in zip(behind(critics, rows), before(critics, rows), strict=True)
@@ -213,21 +223,21 @@ def judge(critics: Critics, rows: Rows) -> list[Critique]:
 def learn_and_judge(
     critics: Critics | None, rows: Rows, returns: Sequence[Sequence[float]], learning: Request, seed: int
 ) -> Learned:
-    """Let critics learn from an iteration's episodes, and ask them about these.
+    """Train critics on the episodes of an iteration, and compute Q and V of these episodes.
 
     Args:
-        critics: As the iteration before left them; None: they begin.
-        rows: The episodes.
-        returns: What an episode earned from each turn on, discounted, in units of reward `[episodes][turns]`.
-        learning: Settings.
-        seed: Which episodes each critic learns from depends on it, and on how many iterations they have seen.
+        critics: Critics of the previous iteration; None: start with weights of 0.
+        rows: Episodes of the iteration.
+        returns: Discounted return from each turn on, in units of reward `[episodes][turns]`.
+        learning: Settings of the training.
+        seed: Seed of the bootstrap samples; the number of earlier iterations is added to it.
     """
     known = critics or begin(rows)
     counts = bootstrap(len(rows.rewards), seed + int(known.iterations))
     after = learn(known, rows, counts, learning)
     critiques = judge(after, rows)
     values, aims, errors = [], [], []
-    for k, i in (counts == 0).nonzero().tolist():  # not learned from
+    for k, i in (counts == 0).nonzero().tolist():  # not in the critic's sample
         values.append([[value] for value in critiques[i].v[k]])
         aims.append([[each] for each in returns[i]])
         errors += _td_errors(after, rows, k, i, learning.gamma)
@@ -238,7 +248,7 @@ def learn_and_judge(
 
 
 def _td_errors(critics: Critics, rows: Rows, k: int, i: int, gamma: float) -> list[float]:
-    """Return TD errors r + gamma V' - Q of each turn of an episode by a critic, in units of reward."""
+    """Return the TD error r + gamma V' - Q of each turn of episode `i` under critic `k`, in units of reward."""
     own = Rows(rows.behind[i : i + 1], rows.before[i : i + 1], rows.rewards[i : i + 1])
     after = _following(before(critics, own)[0]) @ critics.slow_v[k]
     rewards = torch.tensor(own.rewards[0], dtype=torch.float64)
@@ -253,14 +263,14 @@ def critics_of(
     before: Critics | None = None,
     seed: int = 0,
 ) -> Learned:
-    """Return Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
+    """Train critics on the episodes of an iteration, and return Q and V of each turn of these episodes.
 
     Args:
-        trajectories: The episodes of an iteration, in any order, which changes nothing; one without turns has none.
-        request: How critics learn, and which rewards count.
-        reader: The policy, the same in all iterations.
-        before: The critics as the iteration before left them; None: they begin.
-        seed: Of the episodes that each critic learns from.
+        trajectories: Episodes of an iteration; their order does not matter. An episode without turns has no values.
+        request: Settings of the critics, and the rewards to count.
+        reader: Loaded policy whose hidden states the critics read; the same policy in all iterations.
+        before: Critics of the previous iteration; None: start with weights of 0.
+        seed: Seed of the bootstrap samples.
     """
     encoded_rows = encoded(trajectories, reader.renderer)
     order = in_order(encoded_rows, trajectories)
@@ -280,10 +290,10 @@ def critics_of(
 
 
 def _critics(state: State) -> Critics:
-    """Return critics from what was kept of them.
+    """Return critics from their stored tensors.
 
     Raises:
-        RunError: If it is of something else.
+        RunError: If the names of the tensors are wrong.
     """
     try:
         return Critics(**state)
@@ -292,21 +302,22 @@ def _critics(state: State) -> Critics:
 
 
 class TurnCritics(Quantity):
-    """Q and V of each turn, by critics that are trained further in every iteration.
+    """Q and V of each turn, from critics that every iteration trains further.
 
-    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
+    The credit gets them as argument `critics`: one `perturn.methods.archer.archer_credit.Critique` per trajectory, in
+    units of reward.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
         "a pass over the episodes of the policy that the loop begins with, and many regressions",
-        passes=2,  # Q and V each have one
+        passes=2,  # one for Q, one for V
         policies=frozenset({START}),
         carries=True,
     )
     request: ClassVar[type[Need]] = Request
 
     def compute(self, request: Request, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Let the critics learn from the episodes, on the policy that the loop began with, and ask them."""
+        """Train the critics on the episodes, with hidden states of the loop's initial policy, and compute Q and V."""
         state = source.states.get(request.name)
         before = None if state is None else _critics(state)
         found = critics_of(episodes, request, source.policy(START), before, source.seed(request.name))
@@ -318,7 +329,7 @@ class TurnCritics(Quantity):
         )
 
     def exact(self, request: Request, ground: Ground) -> list[Critique]:
-        """Return exact Q and V at each turn of each episode, by a critic that knows them."""
+        """Return the exact Q and V of each turn of each episode, as one critic."""
         every, gamma = ground.episodes, ground.gamma
         return [
             Critique(

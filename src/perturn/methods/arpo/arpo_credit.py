@@ -1,4 +1,4 @@
-"""ARPO: GRPO over all leaves of a task's trees, and of it for a shared turn what its leaves have."""
+"""ARPO: GRPO over all leaves of a task's trees; a shared turn gets the sum or mean of its leaves' advantages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from perturn.extend.tensors import (
 )
 
 SHARED = ("sum", "mean")
-"""Number of a turn, from the advantages of the leaves that share it."""
+"""Reduction of the advantages of all leaves that share a turn to the weight of the turn."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class ARPO(GroupCredit):
 
         A_l = (S_l - mean(S)) / (std(S) + 1e-6),   A_t = sum or mean of A_l over the leaves l that share turn t
 
-    A leaf is the end of an explored episode or of a branch. S is its score, with the rewards of shared turns.
+    A leaf is an explored episode or a branch. S is its score, including the rewards of shared turns.
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code.
-    Differs: a number per turn. In the code each leaf is a row with copies of its shared turns. A copy has the mean of
-    its leaves' advantages, or the advantage of its own leaf; the sum over copies is the same. Here a shared turn is
-    trained once, and `shared` sum gives it this sum. `shared` mean gives it the mean, so turns after a fork weigh
-    more. The explorer decides where forks are.
+    Differs: one number per turn. In the code each leaf is a row, with copies of its shared turns. A copy has the mean
+    of its leaves' advantages, or the advantage of its own leaf; the sum over copies is the same. Here a shared turn is
+    trained once, with this sum (`shared` sum). With `shared` mean it has the mean, so turns after a fork weigh more.
+    The explorer decides where forks are.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, trains_branches=True)
 
     normalize: Normalization = "std"
-    """std (the paper's), or mean."""
+    """std (as in the paper): subtract the mean and divide by the standard deviation. mean: only subtract the mean."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     shared: Annotated[str, OneOf(SHARED)] = "sum"
-    """Number of a turn: the sum of its leaves' advantages, or their mean."""
+    """Weight of a turn from the advantages of its leaves: their sum, or their mean."""
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         trees = forest(group, rewards, "leaves")

@@ -1,4 +1,4 @@
-"""Explorer `entropy-branches`: explored episodes are resumed where the policy that explored was uncertain."""
+"""Explorer `entropy-branches`: branches start at turns where the exploring policy was uncertain."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from perturn.extend import (
 
 @dataclass(frozen=True)
 class EntropyBranches(ExploredBrancher):
-    """Resume explored episodes at turns that are drawn with a chance that grows with the policy's entropy (ARPO).
+    """Resume explored episodes at random turns, with a probability that grows with the policy's entropy (ARPO).
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes
     on its code.
-    Differs: the entropy is of the first token of a turn; the paper takes a mean over the first tokens after a tool's
-    reply. Only explored episodes are resumed, not branches.
+    Differs: the entropy is computed at the first token of a turn; the paper averages over the first tokens after a
+    tool's reply. Only explored episodes are resumed, not branches.
     """
 
     forks: Annotated[int, COUNT] = 1
-    """Most turns of an episode at which branches begin."""
+    """Maximum number of branching turns of an episode."""
     chance: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Chance of a turn whose entropy equals the first turn's entropy."""
+    """Probability of a branch at a turn with the entropy of the first turn, in [0, 1]."""
     gain: Annotated[float, Bound(least=0)] = 0.2
-    """Increase of the chance for the largest possible increase of the entropy, log(vocabulary)."""
+    """Increase of this probability for an increase of the entropy by log(vocabulary), its largest possible value."""
     policy: Prover | None = None
-    """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
-    that explored."""
+    """Policy that plays the branches. base: the base model of the run. sft: the policy after SFT. None: the policy that
+    explored."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Branches at turns that the policy that explored chooses."""
+        """Traits of the explorer: branches at turns that are chosen with the exploring policy."""
         imposes = self.imposed(self.policy)
         return ExplorerTraits(frozenset({"branches"}), imposes, policy=self.policy, reads_policy=True)
 
     @property
     def needs(self) -> tuple[str | Need, ...]:
-        """The entropy of the first token of each turn."""
+        """Entropy at the first token of each turn."""
         return ("entropy",)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which no episode is resumed, or no branch is cut."""
+        """Reject settings with which no episode is resumed, or the turn limit of branches has no effect."""
         self.check_turns(1, turns)
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return turns by chances that grow with the entropy; see `uncertain_turns`."""
+        """Choose the branching turns of each episode; see `uncertain_turns`."""
         begun, found = {one.key for one in inputs.begun}, []
         for one, seen in zip(inputs.explored, inputs.read["entropy"], strict=True):
             own = uncertain_turns(one, seen, self, inputs.seed, inputs.iteration) if one.key in begun else ()
@@ -70,11 +70,11 @@ class EntropyBranches(ExploredBrancher):
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Return where episodes were resumed, and how uncertain the policy was there and elsewhere.
+        """Return figures on the branching turns, and on the policy's entropy at these turns and elsewhere.
 
         Returns:
-            The counts of `perturn.data.forks.fork_counts`; `entropy` and `entropy_elsewhere`, means over the chosen
-            turns and over the others that could have been chosen.
+            The counts of `perturn.data.forks.fork_counts`; `entropy`, the mean entropy at the chosen turns; and
+            `entropy_elsewhere`, the mean entropy at the other turns that could have been chosen.
         """
         begun = {one.key for one in inputs.begun}
         at = [each.seen[turn] for each in inputs.chosen for turn in each.turns]
@@ -90,28 +90,28 @@ class EntropyBranches(ExploredBrancher):
         return fork_counts(inputs.chosen) | own
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect if the entropy stays as in the first turn."""
+        """Return the expected work if all turns have the entropy of the first turn."""
         return self.expected(explored, min(self.forks, self.chance * (turns - 1)), turns)
 
 
 def uncertain_turns(
     one: Trajectory, entropies: Sequence[float], settings: EntropyBranches, seed: int, iteration: int = 1
 ) -> list[int]:
-    """Choose turns of an episode with a probability that grows with their entropy, up to a number of turns.
+    """Choose branching turns of an episode at random, with a probability that grows with their entropy.
 
-        u_t < chance + gain (H_t - H_0),   u_t even between 0 and 1
+        turn t is chosen if  u_t < chance + gain (H_t - H_0),   u_t uniform in [0, 1)
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code: rand - 0.2 (H_t - H_0) <= 0.5.
-    Differs: H is of the first token of the action, and averaged over what could be said; the episode's budget goes
-    to its first such turns.
+    Differs: H is the entropy at the first token of the action, before any token is sampled. Of the chosen turns, the
+    first `forks` turns are used.
 
     Args:
-        one: The explored episode.
-        entropies: Of each of its turns, without unit [turns].
-        settings: `chance`, `gain` and `forks`.
-        seed: Of the run.
-        iteration: From 1.
+        one: Explored episode.
+        entropies: Entropy of each turn, without unit [turns].
+        settings: Explorer with `chance`, `gain` and `forks`.
+        seed: Seed of the run.
+        iteration: Number of the iteration, from 1.
     """
     found: list[int] = []
     for turn in range(1, len(entropies)):

@@ -1,1 +1,1 @@
-"""InfoPO: how much the reply of the environment tells of the next action."""
+"""InfoPO: reward a turn for the information in the environment's reply to it."""

@@ -1,4 +1,4 @@
-"""Quantity `feedback`: log-likelihood gain of a turn from seeing the environment's reply to the turn before."""
+"""Quantity `feedback`: log-likelihood gain of an action from seeing the environment's reply to the previous action."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def feedback_gains(
     placeholder: str,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[list[float]]:
-    """Return how much the reply to each turn raised the likelihood of the next turn, against a placeholder text.
+    """Return the gain in the next turn's log-likelihood from seeing the reply instead of a placeholder text.
 
         I_t = mean_j [log pi(y_j | ..., o_(t+1), y_<j) - log pi(y_j | ..., placeholder, y_<j)],   y of turn t + 1
 
-    The episodes of a task are computed together, and what several contexts begin with once.
+    The episodes of a task are computed together, and a shared prefix of their contexts is computed once.
 
     Args:
-        model: A causal language model on the device to compute on.
-        renderer: Conversation -> tokens, for the model.
+        model: Causal language model on the device to compute on.
+        renderer: Renderer of conversations to tokens, for the model.
         trajectories: Episodes, in any order.
-        placeholder: Text of each message of a masked reply.
-        token_budget: Tokens of one pass.
+        placeholder: Text that replaces each message of a reply.
+        token_budget: Maximum number of tokens of one pass.
 
     Returns:
-        In nats `[trajectories][turns]`; where several turns follow one, as in a retry, their mean. NaN after the last
-        turn, where nothing was said between two turns, where a turn would end beyond the model's context, and for an
-        episode that FAILED.
+        Gains, in nats per token `[trajectories][turns]`. If several turns follow one turn, as after a retry, the
+        gain is the mean over them. NaN if no turn follows, if there is no reply, if a turn would exceed the model's
+        context, and in an episode that FAILED.
 
     Raises:
-        ConfigError: If the placeholder holds what the chat template writes between turns.
-        DataError: If a turn cannot be read as tokens.
+        ConfigError: If the placeholder contains control tokens of the chat template.
+        DataError: If a turn cannot be encoded as tokens.
     """
     _check_placeholder(renderer, placeholder)
     found = [[nan] * len(one.turns) for one in trajectories]
@@ -96,7 +96,7 @@ def feedback_gains(
 
 
 def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
-    """Reject a placeholder that would end its message, or begin another."""
+    """Reject a placeholder with control tokens, which could end its message or start a new message."""
     tokenizer = renderer.tokenizer
     control = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
@@ -104,15 +104,15 @@ def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
 
 
 def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:
-    """Return each turn that a reply came before, with a placeholder in the reply's place.
+    """Encode each turn that follows a reply, with a placeholder in the place of the reply.
 
     Args:
-        renderer: Conversation -> tokens.
+        renderer: Renderer of conversations to tokens.
         trajectory: The episode.
-        placeholder: Text of each message of the reply.
+        placeholder: Text that replaces each message of the reply.
 
     Returns:
-        By index of the turn, one sequence that ends with it and carries loss on it alone.
+        Index of the turn -> one sequence that ends with the turn, in which only the turn carries loss.
     """
     answered = [
         t for t, turn in enumerate(trajectory.turns) if trajectory.parent(t) != OPENS and turn.observation
@@ -128,7 +128,7 @@ def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -
 def _along(
     renderer: Renderer, trajectory: Trajectory, answered: Container[int], placeholder: str, whole: bool
 ) -> dict[int, Encoded]:
-    """Encode an episode that is one sequence, walking along it once."""
+    """Encode the masked turns of an episode that is one sequence, tokenizing the episode once."""
     walk, ids, found = renderer.walk(trajectory, whole), list[int](), dict[int, Encoded]()
     for t, turn in enumerate(trajectory.turns):
         if t in answered:
@@ -146,7 +146,7 @@ def _along(
 
 
 def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str) -> Encoded:
-    """Encode what the policy would have seen at a turn of an episode of several sequences."""
+    """Encode one masked turn of an episode that is not one sequence, with the context of this turn."""
     masked = (*trajectory.turns[:t], _masked(trajectory.turns[t], placeholder))
     seen = context_of(replace(trajectory, turns=masked), t)
     found = renderer.encode(seen, every_turn=True)
@@ -154,17 +154,17 @@ def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str)
 
 
 def _masked(turn: Turn, placeholder: str) -> Turn:
-    """Return the turn after a placeholder, which has as many messages."""
+    """Return the turn with the placeholder as content of each message of its observation."""
     return replace(
         turn, observation=tuple({**message, "content": placeholder} for message in turn.observation)
     )
 
 
 def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> Encoded | None:
-    """Return the episode as tokens, without the turns that do not fit; None if none does.
+    """Encode an episode without the turns that exceed the limit, in tokens; None if no turn fits.
 
     Raises:
-        DataError: If a turn cannot be read as tokens.
+        DataError: If a turn cannot be encoded as tokens.
     """
     whole = renderer.encode(trajectory, every_turn=True)
     if limit is None or whole.longest <= limit:
@@ -176,7 +176,7 @@ def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> En
 
 
 def _beside(seen: Encoded, masked: dict[int, Encoded], count: int) -> Encoded:
-    """Return an episode and its masked copies as sequences of one; masked turn t has index count + t."""
+    """Join an episode and its masked turns into the sequences of one example; masked turn t has index count + t."""
     lengths = [part.stop - part.start for part in seen.sequences] + [len(one.ids) for one in masked.values()]
     turn = list(seen.turn)
     for one in masked.values():
@@ -190,7 +190,7 @@ def _beside(seen: Encoded, masked: dict[int, Encoded], count: int) -> Encoded:
 
 
 def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
-    """Return the mean log-probability of the tokens of each turn."""
+    """Return the mean log-probability of the tokens of each turn, in nats, by turn index."""
     of_turn: dict[int, list[float]] = defaultdict(list)
     for turn, each in zip(turns, logprobs, strict=True):
         of_turn[turn].append(each)
@@ -198,7 +198,7 @@ def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
 
 
 def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return indices of the episodes of each task that have a second turn."""
+    """Return one list per task: the indices of its episodes that have at least two turns and did not FAIL."""
     members: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(trajectories):
         if len(one.turns) > 1 and not failed(one):
@@ -207,15 +207,15 @@ def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
-    """Return `feedback_gains` by an open policy, in nats `[trajectories][turns]`; NaN where it is not known."""
+    """Return `feedback_gains` under a loaded policy, in nats `[trajectories][turns]`; NaN: not known."""
     return feedback_gains(reader.model, reader.renderer, trajectories, placeholder, reader.token_budget)
 
 
 class FeedbackGain(Quantity):
-    """Log-likelihood gain of an action from seeing the environment's reply to the previous one.
+    """Log-likelihood gain of an action from seeing the environment's reply to the previous action.
 
-    Given as `feedback`, the mean over the tokens of the next turn, in nats `[trajectories][turns]`, with NaN where no
-    turn follows or nothing was said.
+    The credit gets it as argument `feedback`: the mean over the tokens of the next turn, in nats
+    `[trajectories][turns]`; NaN if no turn follows or there is no reply.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -230,9 +230,9 @@ class FeedbackGain(Quantity):
         return Computed(feedback_of(episodes, request.placeholder, source.policy(ACTED)))
 
     def exact(self, request: Feedback, ground: Ground) -> list[list[float]]:
-        """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
+        """Return the exact gain of each turn's reply, in nats `[episodes][turns]`; NaN at the last turn.
 
-        A policy that gets no reply does not know its state: it acts as in a state drawn at random.
+        A policy without the reply does not know its state, so it acts as in a state drawn uniformly at random.
         """
         process = ground.episodes.process
         blind: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""InfoPO: GRPO, and where a task's outcomes hardly differ, what the world's reply to a turn changed in the next one."""
+"""InfoPO: GRPO plus the information in the environment's replies, which counts if outcomes of a task hardly differ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,71 +23,71 @@ from perturn.extend.tensors import (
 )
 
 ReplyGains = Sequence[Sequence[float] | Tensor]
-"""Gain of each turn's reply, in nats `[trajectories][turns]`: how much likelier it made each token of the next turn, in
-the mean; NaN where no turn follows, or nothing was said."""
+"""Gain of each turn's reply: mean increase in the log-probability of the next turn's tokens, in nats
+`[trajectories][turns]`; NaN if no turn follows or there is no reply."""
 
 SAID = "how much likelier the reply to each turn made the turn after it"
 
 
 @dataclass(frozen=True)
 class Feedback(Need):
-    """Log-likelihood gain of each action from seeing the environment's reply to the action before it.
+    """Log-likelihood gain of each action from seeing the environment's reply to the previous action.
 
-    Given as `feedback`, in nats `[trajectories][turns]`; NaN where no turn follows, or nothing was said.
+    The credit gets it as argument `feedback`, in nats `[trajectories][turns]`; NaN if no turn follows or there is no
+    reply.
     """
 
     name: ClassVar[str] = "feedback"
     placeholder: str
-    """Text that replaces the reply."""
+    """Text that replaces the environment's reply."""
 
 
 def gate(outcomes: Sequence[float], temperature: float, std: str = "sample") -> float:
-    """Return the share of its weight that information keeps, in (0, 0.5].
+    """Return the factor on the weight of the information gain, in (0, 0.5].
 
         sigmoid(-std(S) / temperature)
 
     Args:
-        outcomes: S of the trajectories of a task, in units of reward.
-        temperature: In the same units; above 0.
-        std: Standard deviation, sample or population.
+        outcomes: Score S of each trajectory of a task, in units of reward.
+        temperature: Temperature of the sigmoid, in units of reward; > 0.
+        std: Standard deviation: sample or population.
     """
     return 1 / (1 + exp(min(deviation(outcomes, std) / temperature, 700.0)))
 
 
 @dataclass(frozen=True)
 class InfoPO(GroupCredit):
-    """GRPO's advantage, plus how much the reply told the policy. The second part counts if outcomes are similar.
+    """GRPO's advantage, plus the information in the reply to a turn, which counts more if outcomes are similar.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + beta sigmoid(-std(S) / temperature) z_it
         z_it = (I_it - mean(I)) / (std(I) + 1e-6)
         I_it = mean_j [log pi(y_j | o_(t+1), y_<j) - log pi(y_j | placeholder, y_<j)],   y the tokens of turn t + 1
 
-    mean(I) and std(I) are over the turns of the group that are followed by a reply and another turn; z of all other
+    mean(I) and std(I) are over the turns of the group that are followed by a reply and another turn. z of all other
     turns is 0.
 
     Source: Kong et al. 2026, "InfoPO: Information-Driven Policy Optimization for User-Centric Agents",
     arXiv:2603.00656, and its released code (`compute_info_grpo_advantage`, `intrinsic_reward.py`).
     Differs: gains are normalized over turns. The code divides each gain by the number of tokens of its turn first,
-    and normalizes over tokens. The placeholder replaces the reply whatever its length; the code repeats or cuts it to
-    the same number of tokens. `beta` does not decay over epochs. The code's factor that keeps the deviation of z at
-    most 1 is left out, since z has this property. A trajectory alone in its group gets 0.
+    and normalizes over tokens. The placeholder has a fixed length; the code repeats or cuts it to the length of the
+    reply. `beta` does not decay over epochs. The code multiplies z by a factor that keeps its deviation at most 1; it
+    is left out, since z has this property. A trajectory alone in its group gets 0.
     """
 
     beta: Annotated[float, Bound(least=0)] = 0.5
-    """Weight of information, before the gate, which multiplies it by at most one half."""
+    """Weight of z relative to the outcome; >= 0. The gate (see `gate`) then multiplies it by at most 0.5."""
 
     temperature: Annotated[float, Bound(above=0)] = 0.05
-    """Deviation of a group's scores at which the gate begins to close, in units of reward."""
+    """Standard deviation of a group's scores at which the gate begins to close, in units of reward; > 0."""
 
     normalize: Normalization = "std"
-    """How scores and gains are normalized: std subtracts their mean and divides by their standard deviation; mean
-    subtracts the mean alone."""
+    """Normalization of scores and gains. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     placeholder: str = "No information found."
-    """Text that replaces the reply, to see what the policy would have done without the reply."""
+    """Text that replaces the reply, to compute the action's likelihood without the reply."""
 
     @property
     def needs(self) -> Needs:
@@ -100,7 +100,7 @@ class InfoPO(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
-            ValueError: If `feedback` is missing, infinite, or has not one entry per turn.
+            ValueError: If `feedback` is None or infinite, or does not have one entry per turn.
         """
         gains, rewards = turn_numbers("feedback", feedback, group, SAID), self.returns(group)
         return weigh_tasks_with(group, rewards, gains, self._fuse)

@@ -1,4 +1,4 @@
-"""Explorer `expert-branches`: the policy resumes the expert's episodes at regular intervals of turns."""
+"""Explorer `expert-branches`: branches of the expert's episodes, at regular intervals of turns."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ExpertBranches(Brancher):
     """
 
     branches: Annotated[int, COUNT] = 5
-    """Episodes from each turn; their first turns are the expert's."""
+    """Number of branches from each branching turn. The expert played the turns before."""
     every: Annotated[int, COUNT] = 1
-    """Turns from one branching turn to the next; the first of an episode is its first turn plus this many."""
+    """Number of turns from one branching turn to the next. No branch starts at the first turn."""
     policy: Prover | None = None
-    """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
-    that explored."""
+    """Policy that plays the branches. base: the base model of the run. sft: the policy after SFT. None: the policy that
+    explored."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Branches of the expert's episodes."""
+        """Traits of the explorer: branches of the expert's episodes."""
         imposes = {"prover": self.policy is not None, "cut-branches": self.turns is not None}
         return ExplorerTraits(
             frozenset({"expert-branches"}),
@@ -39,18 +39,18 @@ class ExpertBranches(Brancher):
         )
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which no episode is resumed, or no branch is cut."""
+        """Reject settings with which no episode is resumed, or the turn limit of branches has no effect."""
         self.check_turns(self.every, turns, "every")
 
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the expert's episodes."""
+        """Return the episodes to resume: all episodes of the expert."""
         return list(experts)
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
-        """Return turns at equal distances."""
+        """Return the branching turns of an episode: every `every`-th turn."""
         return range(self.every, len(one.turns), self.every)
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect of one episode of the expert for each explored task."""
+        """Return the expected work, with one expert's episode per explored task."""
         begun = explored // self.samples
         return self.expected(begun, int((expert_turns - 1) // self.every), turns)

@@ -1,4 +1,4 @@
-"""Row maker `step-pairs`: the expert's steps against the policy's own from the same turn (IPR)."""
+"""Row maker `step-pairs`: pairs of an expert's step and a worse step of the policy from the same turn (IPR)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from perturn.extend import (
 )
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
-"""Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth;
-`steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
+"""Outcomes of a step of the expert; the first that applies counts. `steps_failed`: every branch that starts before the
+step, or every branch that starts after it, FAILED. `steps_alike`: all branches took the expert's step. `steps_gap`:
+the expert's step is not clearly better."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,22 @@ STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
 class StepPairs:
     """Pair the expert with explored episodes, as `ExpertPairs`, and each step of the expert with a worse step.
 
-    A step is the expert's turns from one branching turn to the next. Its value is
+    A step consists of the expert's turns from one branching turn t to the next. Two values are compared:
 
-        v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
-        v_policy(t) = mean score of the branches from the turn before it whose step is another
+        v_expert(t) = mean score of the branches that start after the step; after the last step, the expert's score
+        v_policy(t) = mean score of the branches that start at turn t and take another step
 
     The step gives a pair if v_expert(t) - v_policy(t) > threshold. The chosen side is the expert's episode, and the
-    rejected side is the worst branch of v_policy. Both share the first t turns, and the expert's total reward must be
-    higher by more than the threshold.
+    rejected side is the worst branch of v_policy. Both share the first t turns. The expert's total reward must be
+    higher than the branch's by more than the threshold too.
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
     arXiv:2406.11176, and its published code (tau = 0.5).
-    Differs: the paper samples one step of the policy at each turn, and branches after it as after the expert's step.
-    Here the branches that begin before the step give both samples and value, so v_policy is the mean over the
-    policy's other steps, and nothing is played twice. The worst of these branches is rejected; in the paper, the
-    sampled step is. One threshold is used for both kinds of pairs; the paper's code has 0.01 for whole episodes. If
-    the policy is better, the paper's code chooses the policy's episode; here there is no pair, as in
-    `pair_with_expert`.
+    Differs: at each turn, the paper samples one step of the policy, and branches after this step and after the expert's
+    step. Here the branches that start before the step provide the policy's steps and their value. So v_policy is a mean
+    over several steps, and no extra episodes are needed. The worst of these branches is rejected; the paper rejects the
+    sampled step. Both kinds of pairs have one threshold; the paper's code has 0.01 for whole episodes. If the policy is
+    better, the paper's code chooses the policy's episode; here there is no pair, as in `pair_with_expert`.
     """
 
     traits: ClassVar[RowTraits] = RowTraits(
@@ -63,19 +63,20 @@ class StepPairs:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Gap that a pair must exceed, in total reward and in the value of a step; the paper has 0.5."""
+    """Difference that a pair must exceed, in total reward and in the value of a step, in units of reward; >= 0. The
+    paper uses 0.5."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Turns by which the rejected side may be longer than the expert's episode; a longer side is cut. None: no
-    limit."""
+    """Maximum number of turns by which the rejected side may exceed the expert's episode. A longer side is cut at
+    its end. None: no limit."""
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs of whole episodes, and then the pairs of steps."""
+        """Return the pairs of whole episodes, followed by the pairs of steps."""
         tasks = {one.task.id for one in inputs.explored}
         experts = [one for one in inputs.experts if one.task.id in tasks]
         pairs, counts = pair_with_expert_steps(
             experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
         )
-        # Cut where both sides are still the same, they would be no pair.
+        # A pair whose sides are cut before they differ is left out.
         cut = inputs.limit.too_long([pair.rejected for pair in pairs if pair.rejected.origin is not None])
         counts["steps_too_long"] = len(cut)
         counts["steps_kept"] -= len(cut)
@@ -91,22 +92,23 @@ def pair_with_expert_steps(
     *,
     max_extra_turns: int | None = None,
 ) -> Paired:
-    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of his with a worse one.
+    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of the expert with a worse step.
 
     See `StepPairs`.
 
     Args:
-        experts: Trajectories of an expert; of each task the best one counts.
+        experts: Trajectories of an expert; the best trajectory of each task is used.
         explored: Trajectories of the policy.
-        branches: Branches from turns of the best ones. FAILED branches are left out, since the
-            environment or the engine broke them off: they say nothing of what a turn is worth.
-        threshold: tau, in units of total reward; finite and >= 0.
-        max_extra_turns: Cut the rejected side to this many turns more than the expert has, as in `pair_with_expert`.
+        branches: Branches of the expert's best trajectories. FAILED branches are left out: the environment or the
+            engine raised an error, so their scores are no estimate of a turn's value.
+        threshold: Difference that a pair must exceed, in units of reward; finite and >= 0.
+        max_extra_turns: Maximum number of turns by which the rejected side may exceed the expert's trajectory.
+            None: no limit.
 
     Returns:
-        The pairs of whole episodes in the order of `explored`, then the pairs of steps, by task and turn; and the
-        counts of `pair_with_expert`, each step under one of `STEPS`, and under `steps_cut` how many of the kept were
-        cut.
+        The pairs of whole episodes in the order of `explored`, followed by the pairs of steps, ordered by task and
+        turn; and the counts of `pair_with_expert`, with the number of steps for each outcome of `STEPS`, and the number
+        of cut rejected sides of steps under `steps_cut`.
     """
     best = best_by_task(experts)
     pairs, counts = pair_with_expert(best.values(), explored, threshold, max_extra_turns=max_extra_turns)
@@ -125,7 +127,7 @@ def pair_with_expert_steps(
 def _compare(
     expert: Trajectory, turn: int, after: int, by_turn: Mapping[int, Sequence[Trajectory]], threshold: float
 ) -> tuple[str, list[Trajectory]]:
-    """Return the outcome of the expert's step from a turn to another, and the branch rejected for it, if any."""
+    """Return the outcome of the expert's step from `turn` to `after`, and the rejected branch, or an empty list."""
     there, beyond = (
         [one for one in by_turn.get(each, ()) if len(one.turns) > each and not failed(one)]
         for each in (turn, after)

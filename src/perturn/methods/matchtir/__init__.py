@@ -1,1 +1,1 @@
-"""MatchTIR: tool calls matched with gold calls."""
+"""MatchTIR: reward tool calls by their similarity to the task's gold calls."""

@@ -1,4 +1,4 @@
-"""MatchTIR: tool calls are matched with the task's gold calls, and both levels of advantage read the matches."""
+"""MatchTIR: match tool calls with the task's gold calls, and use the matches as rewards of turns and episodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,73 +25,76 @@ from perturn.extend.tensors import (
 )
 
 ASSIGNMENTS = ("hard", "greedy", "soft")
-"""One to one with the largest sum; one to one, the most similar first; in shares."""
+"""Matching of calls with gold calls. hard: one to one, with the largest sum of similarities. greedy: one to one, the
+most similar pair first. soft: each call has a share of each gold call."""
 
 BASELINES = ("group", "others")
-"""Mean and deviation of the group, the turn itself among it; or the mean of the other trajectories."""
+"""Baseline of a turn. group: mean and deviation of the group, including the turn itself. others: the mean of the other
+trajectories."""
 
 Matches = Sequence[Sequence[Sequence[float]]]
-"""Similarity of each call to the gold call it is matched with; 0: to none `[trajectories][turns][calls]`."""
+"""Similarity of each call to its matched gold call, in [0, 1]; 0: no match `[trajectories][turns][calls]`."""
 
 
 @dataclass(frozen=True)
 class ToolMatches(Need):
-    """Similarity of each tool call to the gold call that it is matched with.
+    """Similarity of each tool call to its matched gold call.
 
-    Given as `tool_matches`, `[trajectories][turns][calls]`; 0: matched with none.
+    The credit gets it as argument `tool_matches` `[trajectories][turns][calls]`; 0: no match.
     """
 
     name: ClassVar[str] = "tool-matches"
     assignment: str = "hard"
-    """hard (one to one with the largest sum), greedy (the most similar first) or soft (in shares)."""
+    """Matching of calls with gold calls, one of ASSIGNMENTS."""
     regularization: float = 0.1
-    """Of the soft assignment, in units of similarity."""
+    """Entropy regularization of the soft assignment, in units of similarity."""
 
 
 @dataclass(frozen=True)
 class MatchTIR(GroupCredit):
     """Mean of an episode and a turn advantage, with rewards for tool calls that match the task's gold calls.
 
-        A_it = (A_i + A'_it) / 2,   r_it = mean of the matches of its calls + reward
+        A_it = (A_i + A'_it) / 2,   r_it = mean match of its calls + reward
         A_i = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
         A'_it = (G_it - mean_t(G)) / (std_t(G) + 1e-6),   G_it = sum_k lam^(k - t) r_ik
 
-    mean_t and std_t are over the trajectories of the group that have a turn t. `call_similarity` of
-    `perturn.episodes.tool_calls` says how similar two calls are.
+    mean_t and std_t are over the trajectories of the group that have a turn t. The similarity of two calls is
+    `call_similarity` of `perturn.episodes.tool_calls`.
 
     Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
-    arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
-    `core_algos.py`); its equations were not.
-    Differs: `hard` finds the largest sum; the function named Hungarian in the authors' code does what `greedy` does
-    here. The code adds the F1 of a final answer to the reward of its turn, ignores calls next to an answer, and has
-    no other outcome. Here the environment's reward is added to its turn. A malformed action counts as one call that
-    matches nothing; the code stops at it or does not see it. In the code, a turn index that no other trajectory
-    reached keeps its return as advantage, and a trajectory alone keeps its score. This is `singleton` raw; with zero
-    both get 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is
-    ours: RLOO and TRLOO over the same rewards.
+    arXiv:2601.10712, by its abstract and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
+    `core_algos.py`), not by its equations.
+    Differs: `hard` finds the largest sum. The authors' function named Hungarian matches greedily, as `greedy` does. The
+    code adds the F1 of a final answer to the reward of its turn, ignores calls next to an answer, and has no other
+    outcome. Here a turn's reward also contains the environment's reward. A malformed action counts as one call that
+    matches nothing; the code stops at such an action or ignores it. In the code, a turn index that no other trajectory
+    reached keeps its return as advantage, and a trajectory alone keeps its score, as with `singleton` raw. With
+    `singleton` zero both get 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline`
+    others is Perturn's addition: RLOO and TRLOO over the same rewards.
 
-    The credit is not unbiased, for two reasons. Means at one turn index are over the trajectories that reached it,
-    which depends on their actions. A later call can also take the gold call of an earlier call, and no return from
-    the later turn on contains this loss.
+    The credit is biased, for two reasons. First, the mean at a turn index is over the trajectories that reached it,
+    which depends on their actions. Second, a later call can take the gold call of an earlier call, and the returns from
+    the later turn on do not contain this loss.
     """
 
     assignment: Annotated[str, OneOf(ASSIGNMENTS)] = "hard"
-    """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
+    """Matching of calls with gold calls. hard: one to one, with the largest sum of similarities. greedy: one to one,
+    the most similar pair first, as in the released code. soft: each call has a share of each gold call."""
 
     regularization: Annotated[float, Bound(least=1e-6, most=1e6)] = 0.1
     """Regularization of the soft assignment, in units of similarity; from 1e-6 to 1e6. A smaller value is closer to a
     one-to-one matching."""
 
     unmatched_penalty: Annotated[float, Bound(least=0, most=1e6)] = 0.0
-    """Subtracted for a call without a match, in units of similarity; >= 0. The default in the authors' function is
-    0.5, but their training uses 0. The soft assignment ignores it, since every call has a share there."""
+    """Penalty of a call without a match, in units of similarity; >= 0. The default of the authors' function is 0.5, but
+    their training uses 0. The soft assignment ignores it, since every call has a share there."""
 
     lam: Annotated[float, Bound(above=0, most=1)] = 0.9
-    """Discount from one turn to the next in G, in (0, 1]; the code's `lam`. S is not discounted."""
+    """Discount from one turn to the next in G, in (0, 1]; `lam` in the code. S is not discounted."""
 
     baseline: Annotated[str, OneOf(BASELINES)] = "group"
-    """Baseline: group (mean and deviation, as the paper's code), or others (mean of the other trajectories, without
-    division)."""
+    """Baseline. group: subtract the mean and divide by the deviation of the group, as in the paper's code. others:
+    subtract the mean of the other trajectories, without division."""
 
     singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group and, with `baseline` group, of a turn index that no other
@@ -118,7 +121,7 @@ class MatchTIR(GroupCredit):
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor per trajectory [turns].
 
-        It is without unit, or in units of reward under `baseline` others.
+        It has no unit, or is in units of reward with `baseline` others.
         """
         rewards = self.turn_rewards(group, tool_matches)
         return weigh_tasks(group, lambda _: rewards, self._weigh, self.singleton)
@@ -127,7 +130,7 @@ class MatchTIR(GroupCredit):
         """Return r of each turn, in units of reward `[trajectories][turns]`.
 
         Raises:
-            ValueError: If matches are missing, or do not hold finite numbers for each turn.
+            ValueError: If `matches` is None or not finite, or does not have one list per turn.
         """
         if matches is None:
             raise ValueError(
@@ -147,7 +150,7 @@ class MatchTIR(GroupCredit):
         ]
 
     def _of_calls(self, matches: Sequence[float]) -> float:
-        """Return the mean over the calls of a turn; 0 for a turn without calls."""
+        """Return the mean match of the calls of a turn, with the penalty for unmatched calls; 0 without calls."""
         lost = self.unmatched_penalty if self.assignment != "soft" else 0.0
         return mean([match if match else -lost for match in matches]) if matches else 0.0
 
@@ -163,7 +166,7 @@ class MatchTIR(GroupCredit):
         ]
 
     def _of_group(self, rewards: Numbers) -> tuple[Numbers, Numbers]:
-        """Return A_i and A'_it over mean and deviation of the group, each `[trajectories][turns]`."""
+        """Return A_i and A'_it, normalized by the mean and deviation of the group, each `[trajectories][turns]`."""
         scores = [fsum(of_one) for of_one in rewards]
         copies = on_each_turn(scores, rewards)
         whole = episode_advantages(
@@ -172,7 +175,7 @@ class MatchTIR(GroupCredit):
         return whole, self._at_index([returns_to_go(of_one, self.lam) for of_one in rewards])
 
     def _at_index(self, to_go: Numbers) -> Numbers:
-        """Return A' of each turn: G over mean and deviation of all from the same turn on."""
+        """Return A' of each turn: G normalized over all turns with the same index `[trajectories][turns]`."""
         turns = range(max(map(len, to_go)))
         index = [[(i, t) for i, of_one in enumerate(to_go) if len(of_one) > t] for t in turns]
         found = normalized_within(index, to_go, "std")

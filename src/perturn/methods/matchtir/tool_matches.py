@@ -1,4 +1,4 @@
-"""Quantity `tool-matches`: tool calls of episodes, matched with the calls of the environment's expert."""
+"""Quantity `tool-matches`: similarity of tool calls to the matched calls of the environment's expert."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from perturn.methods.matchtir.matchtir_credit import ToolMatches
 
 
 def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
-    """Reject to compare tool calls with an expert's in a world without one, or whose expert calls no tool.
+    """Reject an environment without an expert, or with an expert that calls no tool.
 
     Args:
-        env: The world.
-        tasks: Of which the first is looked at.
-        name: Who compares, such as `credit matchtir`.
+        env: The environment.
+        tasks: Tasks; the expert is checked on the first task.
+        name: Part that compares tool calls, such as `credit matchtir`, for error messages.
 
     Raises:
-        ConfigError: If there is no expert.
-        DataError: If he calls no tool.
+        ConfigError: If the environment has no expert.
+        DataError: If the expert calls no tool.
     """
     reader = f"{name} compares tool calls with the calls of the environment's expert"
     check_abilities(env, "expert", reader=reader, otherwise="a credit without an expert")
@@ -51,10 +51,13 @@ def matches_of(
 ) -> list[list[list[float]]]:
     """Match the tool calls of each episode with the gold calls of its task; a FAILED episode has no matches.
 
+    Returns:
+        Similarity of each call to its matched gold call `[episodes][turns][calls]`; see `match`.
+
     Raises:
-        ConfigError: If the world has no expert.
+        ConfigError: If the environment has no expert.
         DataError: If a task has no gold calls.
-        EnvironmentFailure: If the expert of the world fails.
+        EnvironmentFailure: If the expert raises an error.
     """
     played = {one.task.id: one.task for one in episodes if not failed(one)}
     check_gold_calls(env, list(played.values()), name)
@@ -65,17 +68,17 @@ def matches_of(
 
 
 def gold_calls(env: Any, task: Task) -> list[ToolCall]:
-    """Return the calls of the expert who solves a task, in their order.
+    """Return the gold calls of a task: the tool calls of the environment's expert, in order.
 
     Raises:
-        DataError: If there are none.
-        EnvironmentFailure: If the expert fails.
+        DataError: If the expert calls no tool.
+        EnvironmentFailure: If the expert raises an error.
     """
     try:
         said = [expert_action(action) for action in env.expert(task)]
     except PerturnError:
         raise
-    except Exception as error:  # environments are code of others
+    except Exception as error:  # environments may be third-party code
         raise EnvironmentFailure(
             f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {error_text(error)}"
         ) from error
@@ -89,16 +92,16 @@ def gold_calls(env: Any, task: Task) -> list[ToolCall]:
 
 
 def match(episode: Trajectory, gold: Sequence[ToolCall], request: ToolMatches) -> list[list[float]]:
-    """Match the calls of one episode with gold calls, all with all, whatever was asked for at the time.
+    """Match the calls of one episode with the gold calls of its task, regardless of the order of the calls.
 
     Args:
-        episode: As recorded.
+        episode: Recorded episode.
         gold: Gold calls of its task.
-        request: How they are matched.
+        request: Settings of the matching.
 
     Returns:
-        Similarity of each call to the gold call that it is matched with, or its share of similarity where the
-        assignment is soft `[turns][calls]`.
+        Similarity of each call to its matched gold call; with the soft assignment, its share of similarity
+        `[turns][calls]`.
     """
     turns = [calls_of(turn) for turn in episode.turns]
     similarity = [[call_similarity(call, wanted) for wanted in gold] for calls in turns for call in calls]
@@ -111,7 +114,7 @@ def match(episode: Trajectory, gold: Sequence[ToolCall], request: ToolMatches) -
 
 
 def calls_of(turn: Turn) -> list[ToolCall]:
-    """Return the tool calls of a turn; of an action that was no action, one call that is similar to nothing."""
+    """Return the tool calls of a turn; for a malformed action, one call that matches nothing."""
     said = understand(turn.action)[1]
     if said is not None and said.calls:
         return list(said.calls)
@@ -119,9 +122,10 @@ def calls_of(turn: Turn) -> list[ToolCall]:
 
 
 class GoldCallMatches(Quantity):
-    """Similarity of each tool call to the gold call that it is matched with; 0: to none.
+    """Similarity of each tool call to its matched gold call; 0: no match.
 
-    Gold calls are the expert's calls in the environment. Given as `tool_matches`, `[trajectories][turns][calls]`.
+    Gold calls are the tool calls of the environment's expert. The credit gets the similarities as argument
+    `tool_matches` `[trajectories][turns][calls]`.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -132,19 +136,19 @@ class GoldCallMatches(Quantity):
     request: ClassVar[type[Need]] = ToolMatches
 
     def check(self, request: ToolMatches, planned: Planned) -> None:
-        """Reject a world without an expert, or whose expert calls no tool.
+        """Reject an environment without an expert, or with an expert that calls no tool.
 
         Raises:
-            PerturnError: Saying what to take.
+            PerturnError: If one of these holds; the message names alternatives.
         """
         if planned.env is not None:
             check_gold_calls(planned.env, planned.tasks, planned.reader)
 
     def compute(self, request: ToolMatches, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the similarities, by the expert of the world that the episodes were played in."""
+        """Compute the similarities, with the expert of the environment in which the episodes were played."""
         with source.world() as env:
             return Computed(matches_of(episodes, request, env))
 
     def exact(self, request: ToolMatches, ground: Ground) -> list[list[tuple[()]]]:
-        """Return no calls, since no turn of a small process calls a tool."""
+        """Return an empty list of calls for each turn, since no turn of a small process calls a tool."""
         return [[()] * len(steps) for steps in ground.episodes.steps]

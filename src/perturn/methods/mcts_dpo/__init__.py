@@ -1,1 +1,1 @@
-"""MCTS-DPO: tree search, and pairs of siblings."""
+"""MCTS-DPO: Monte Carlo tree search, and pairs of steps from the same node."""

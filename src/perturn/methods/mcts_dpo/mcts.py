@@ -1,4 +1,4 @@
-"""Explorer `mcts`: every next episode of a tree resumes one of its episodes where the last ones say."""
+"""Explorer `mcts`: Monte Carlo tree search, in which each new episode resumes an earlier episode of its tree."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ from perturn.extend import (
 
 @dataclass(frozen=True)
 class Mcts(Explorer):
-    """Search the tree of each explored episode (MCTS); the trees of all tasks grow at the same time.
+    """Search a tree from each explored episode (MCTS). The trees of all tasks grow at the same time.
 
     Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
     arXiv:2405.00451.
-    Differs: the search uses UCT, and the paper PUCT. The value of a step is the mean outcome alone.
+    Differs: the search uses UCT; the paper uses PUCT. The value of a step is the mean outcome alone.
     """
 
     simulations: Annotated[int, COUNT] = 8
-    """Episodes of a tree, in addition to the explored episode; they are played one after another."""
+    """Number of episodes of a tree, in addition to the explored episode. They are played one after another."""
     width: Annotated[int, SEVERAL] = 3
-    """Actions to draw from a state before the search descends to one of its children."""
+    """Number of actions to sample at a node before the search descends to one of its children."""
     exploration: Annotated[float, Bound(least=0)] = 1.0
-    """UCT's constant, in units of reward: the weight of rarely tried children in addition to the mean score."""
+    """Exploration constant of UCT, in units of reward; >= 0. A larger value favors children with few visits."""
     of: Of = "all"
-    """Episodes that trees are grown from: all explored ones, or those that did not solve their task."""
+    """Explored episodes from which trees are grown. all: all episodes. failures: episodes that did not solve their
+    task."""
     policy: Prover | None = None
-    """Who plays the simulations: base, the model that the run begins with, or sft, the policy after SFT. None: the
-    policy that explored."""
+    """Policy that plays the simulations. base: the base model of the run. sft: the policy after SFT. None: the policy
+    that explored."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Trees; where an episode begins depends on how earlier ones ended."""
+        """Traits of the explorer: trees, in which each episode depends on the results of earlier episodes."""
         imposes = {"some-episodes": self.of == "failures", "prover": self.policy is not None}
         return ExplorerTraits(
             frozenset({"tree"}),
@@ -61,15 +62,15 @@ class Mcts(Explorer):
 
     @property
     def rounds(self) -> int:
-        """One for each simulation."""
+        """Number of rounds: one for each simulation."""
         return self.simulations
 
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the explored episodes that trees are grown from."""
+        """Return the explored episodes from which trees are grown."""
         return open_to(explored, self.of)
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the rollouts, and then the next episode of each tree."""
+        """Return the rollouts in round 0, and in a later round the next episode of each tree."""
         if number == 0:
             return super().jobs(inputs, number)
         return search_jobs(
@@ -79,11 +80,14 @@ class Mcts(Explorer):
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Return `exhausted`: trees with nothing left to try in the last round, or whose world did not come back."""
+        """Return `exhausted`: number of trees without a next episode in the last round.
+
+        Such a tree is fully searched, or the environment could not restore one of its states.
+        """
         return {"exhausted": len(inputs.begun) - len(jobs)}
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect if no tree is exhausted."""
+        """Return the expected work if no tree is exhausted."""
         played = explored * self.simulations
         return Forecast(explored, played // (self.width - 1), played)
 
@@ -97,20 +101,20 @@ def search_jobs(
     iteration: int = 1,
     number: int = 0,
 ) -> list[Job]:
-    """Return the next episode of each tree.
+    """Return the job of the next episode of each tree.
 
     Args:
-        explored: Episodes that trees are grown from.
-        played: Branches of any of these trees, in any order; of a tree, branches before `number` are
-            read, so that a tree which was interrupted grows on as it would have.
-        settings: How to search.
-        seed: Of the run.
-        samples: Explored episodes of a task, whose numbers the new ones do not take.
-        iteration: From 1.
-        number: Of the episode in its tree, from 0.
+        explored: Episodes from which trees are grown.
+        played: Branches of these trees, in any order. Of each tree, only branches before `number` are read, so an
+            interrupted search continues as if it had not been interrupted.
+        settings: Settings of the search.
+        seed: Seed of the run.
+        samples: Number of explored episodes per task. New episodes get larger sample numbers.
+        iteration: Number of the iteration, from 1.
+        number: Number of the episode in its tree, from 0.
 
     Returns:
-        One job a tree in which there is something left to try, and whose world always came back.
+        One job per tree. A tree has no job if it is fully searched, or if the environment could not restore a state.
     """
     jobs = []
     for one, by_turn in zip(explored, branches_of(explored, played), strict=True):

@@ -1,4 +1,4 @@
-"""Row maker `tree-pairs`: the best step in each state of a search tree over the worst."""
+"""Row maker `tree-pairs`: pairs of the best (chosen) and the worst (rejected) step at each node of a search tree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perturn.extend import (
 )
 
 IN_TREE = ("tie", "gap", "kept")
-"""Outcomes of a node whose episodes went on in different ways: the first that holds."""
+"""Outcomes of a node at which episodes took different steps; the first that applies counts."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class TreePairs:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Difference in value that the two steps of a pair must exceed."""
+    """Difference in value that the two steps of a pair must exceed, in units of reward; >= 0."""
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, by explored episode and then by node, each before those below it."""
+        """Return the pairs, ordered by explored episode and by node; a node comes before the nodes below it."""
         fitting = starting(inputs.begun, inputs)
         kept = {one.key for one in fitting}
         of_fitting = [one for one in inputs.branches if (one.task.id, one.origin) in kept and came_back(one)]
@@ -72,14 +72,14 @@ def pair_within_trees(
     See `TreePairs`.
 
     Args:
-        explored: Trajectories of the policy.
-        played_on: Branches of their trees. FAILED ones are left out of the means, and a step that only such episodes
+        explored: Trajectories of the policy, from which the trees grew.
+        played_on: Branches of these trees. FAILED branches are left out of the means. A step that only FAILED episodes
             took is in no pair.
-        threshold: tau, in units of total reward; finite and >= 0.
+        threshold: Difference in value that the two steps of a pair must exceed, in units of reward; finite and >= 0.
 
     Returns:
-        The pairs, by explored episode and then by node, each before those below it; and counts: each node that was left
-        by different steps under one of `IN_TREE`.
+        The pairs, ordered by explored episode and by node, with a node before the nodes below it; and the number of
+        nodes with different steps for each outcome of `IN_TREE`.
     """
     pairs: list[PreferencePair] = []
     counts = Counter(dict.fromkeys(IN_TREE, 0))
@@ -104,7 +104,7 @@ def _outcome(gap: float, threshold: float) -> str:
 
 
 def _ended(step: Node) -> Trajectory:
-    """Return an episode that took a step, up to it, with what it is worth."""
+    """Return an episode that took a step, cut after this step, with the value of the step as total reward."""
     one = next(one for one in step.passed if not failed(one))
     return replace(
         one,

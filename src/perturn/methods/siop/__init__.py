@@ -1,1 +1,1 @@
-"""SIOP: clusters of final answers, and the credit that reads their likelihood."""
+"""SIOP: clusters of final answers, and the credit that uses their likelihood."""

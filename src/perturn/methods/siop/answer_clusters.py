@@ -1,4 +1,4 @@
-"""Quantity `answer-clusters`: which final answers to a task agree, and how likely the policy finds them."""
+"""Quantity `answer-clusters`: clusters of equal final answers to a task, and the likelihood of these answers."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from perturn.extend.quantity_tools import (
 from perturn.methods.siop.siop_credit import AnswerClusters, OwnAnswer
 
 Labels = Callable[[Task, Sequence[str]], Sequence[Hashable]]
-"""From a task and different answers to it to a label for each; answers with equal labels are the same answer."""
+"""Function from a task and distinct answers to one label per answer. Answers with equal labels form a cluster."""
 
 
 def clusters_of(
     episodes: Sequence[Trajectory], request: AnswerClusters, form: str
 ) -> tuple[list[int], list[list[str]]]:
-    """Cluster the final answers of each task and policy; no order of the episodes changes a cluster.
+    """Cluster the final answers of each task and policy. The order of the episodes does not matter.
 
     Args:
-        episodes: As recorded.
-        request: Which answers are the same, and which stand for a cluster.
-        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        episodes: Recorded episodes.
+        request: Settings of the clusters.
+        form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
 
     Returns:
-        The cluster of each episode, counted from 0 within its task and policy, -1 where it gave no answer; and the
-        answers that stand for the cluster, those given most often first `[episodes][answers]`. With `gold`,
-        cluster 0 and the gold answer for every episode that did not fail.
+        Cluster of each episode, counted from 0 within its task and policy; -1: no answer [episodes]. And the answers
+        that represent the cluster, the most frequent first `[episodes][answers]`. With `gold`, every episode that did
+        not FAIL has cluster 0 and the gold answer.
 
     Raises:
-        ConfigError: If a function of the user's raises, or does not give a label for each answer.
-        DataError: If the gold answer is asked for, and a task has none.
+        ConfigError: If the user's function raises an error, or does not return one label per answer.
+        DataError: If `gold` is set and a task has no gold answer.
     """
     clusters, texts = [-1] * len(episodes), [list[str]() for _ in episodes]
     if request.gold:
@@ -72,10 +72,10 @@ def clusters_of(
 
 
 def final_answer(episode: Trajectory, form: str) -> str | None:
-    """Return the answer that an episode's last turn gives; None if it gives none, as in an episode that FAILED.
+    """Return the final answer of an episode, in Unicode NFC; None if the last turn has no answer or the episode FAILED.
 
-    It is read from the last line of the turn, by the form's line for the answer, whatever the case of letters and the
-    blanks between words. It is in Unicode's NFC, as gold answers are.
+    The answer is extracted from the last line of the last turn, with the line of `form` that contains `{answer}`. Case
+    and whitespace are ignored in the comparison with `form`.
     """
     if not episode.turns or failed(episode) or not episode.turns[-1].valid:
         return None
@@ -87,14 +87,21 @@ def final_answer(episode: Trajectory, form: str) -> str | None:
 
 
 def _loosely(text: str) -> str:
-    """Return a pattern for a text, with any blanks where it has some."""
+    """Return a regular expression for a text that allows any whitespace between its words."""
     return r"\s*".join(map(re.escape, text.split()))
 
 
 def _cluster(
     task: Task, given: Mapping[int, str], same: str, most: int
 ) -> tuple[dict[str, int], list[list[str]]]:
-    """Return the cluster of each answer to a task, and the answers that stand for each cluster."""
+    """Return the cluster of each answer to a task, and the answers that represent each cluster.
+
+    Args:
+        task: The task.
+        given: Index of an episode -> its final answer.
+        same: See `AnswerClusters.same`.
+        most: Maximum number of answers that represent a cluster.
+    """
     counts = Counter(given.values())
     different = sorted(counts)
     labels = _labels(same, task, different)
@@ -106,19 +113,19 @@ def _cluster(
 
 
 def _normalized(answer: str) -> str:
-    """Return an answer as HotpotQA's metric has it; an answer that is nothing but articles or signs keeps them.
+    """Return an answer normalized as in HotpotQA's metric: without case, punctuation and articles.
 
-    The choices from A to D hold such an answer: "(A)" and "a." are one.
+    If nothing is left, articles are kept, as for the choice A: "(A)" and "a." are the same answer.
     """
     lower = " ".join(answer.lower().split())
     return normalize_answer(answer) or " ".join(lower.translate(PUNCTUATION).split()) or lower
 
 
 def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
-    """Return a label for each answer.
+    """Return one label per answer.
 
     Raises:
-        ConfigError: If a function of the user's raises, or gives something else.
+        ConfigError: If the user's function raises an error, or does not return one label per answer.
     """
     if same == "exact":
         return [_normalized(answer) for answer in answers]
@@ -134,13 +141,13 @@ def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
 def own_answers_of(
     trajectories: Sequence[Trajectory], request: AnswerClusters, form: str, reader: Reader
 ) -> list[OwnAnswer]:
-    """Return the cluster of each episode's final answer, and the log-probability of the answers that stand for it.
+    """Return the cluster of each episode's final answer, and the log-probability of the answers that represent it.
 
     Args:
         trajectories: Episodes, in any order.
-        request: Which answers are the same.
-        form: Text of a turn that gives an answer, with `{answer}` where that stands.
-        reader: The policy.
+        request: Settings of the clusters.
+        form: Text of a turn that gives an answer, with `{answer}` in the place of the answer.
+        reader: Loaded policy.
     """
     clusters, texts = clusters_of(trajectories, request, form)
     answers = own_answer_logprobs(
@@ -152,7 +159,7 @@ def own_answers_of(
 class OwnAnswers(Quantity):
     """Cluster of the final answer of each episode, and the mean log-probability of the answers that represent it.
 
-    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
+    The credit gets them as argument `answer_clusters`: one `perturn.methods.siop.siop_credit.OwnAnswer` per trajectory.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -165,10 +172,10 @@ class OwnAnswers(Quantity):
     request: ClassVar[type[Need]] = AnswerClusters
 
     def check(self, request: AnswerClusters, planned: Planned) -> None:
-        """Reject a function that is none, and a world that does not say how an answer is given.
+        """Reject a `same` that is no function, and an environment without an action that gives an answer.
 
         Raises:
-            PerturnError: Saying what to set.
+            PerturnError: If one of these holds; the message says what to set.
         """
         if ":" in request.same:
             check_type(f"credit.same {request.same!r:.80}", load_object(request.same), Callable, "a function")
@@ -179,13 +186,14 @@ class OwnAnswers(Quantity):
         planned.answer_form()
 
     def compute(self, request: AnswerClusters, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute clusters, and log-probabilities under the policy that acted."""
+        """Compute the clusters, and the log-probabilities under the policy that acted."""
         return Computed(own_answers_of(episodes, request, source.answer_form(), source.policy(ACTED)))
 
     def exact(self, request: AnswerClusters, ground: Ground) -> list[OwnAnswer]:
-        """Return whether each episode succeeds, and log p of that before each turn and after the last, in nats.
+        """Return the exact cluster of each episode, and log p before each turn and after the last turn, in nats.
 
-        There are two final answers: one for episodes that end with a success, and one for all others.
+        There are two final answers: one for episodes that end with a success, and one for all other episodes. p is the
+        probability that the episode ends in its own cluster.
         """
         every = ground.episodes
 

@@ -1,4 +1,4 @@
-"""SIOP: how much likelier each turn made the answer that its trajectory ends with, by how many others end with it."""
+"""SIOP: reward a turn for raising the likelihood of the episode's final answer, if other episodes give it too."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,36 +27,38 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class AnswerClusters(Need):
-    """Clusters of agreeing final answers, and the policy's likelihood of each episode's own cluster.
+    """Clusters of equal final answers, and the policy's likelihood of each episode's cluster.
 
-    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
+    The credit gets them as argument `answer_clusters`: one `OwnAnswer` per trajectory.
     """
 
     name: ClassVar[str] = "answer-clusters"
     same: str = "exact"
-    """exact (equal once normalized), or a function as MODULE:FUNCTION that labels the answers to a task."""
+    """Answers that form a cluster. exact: answers that are equal after normalization. MODULE:FUNCTION: answers to which
+    this function gives equal labels."""
     members: int = 3
-    """Answers that represent a cluster, at most."""
+    """Maximum number of answers that represent a cluster."""
     gold: bool = False
-    """Whether every episode has the gold answer for its own."""
+    """Whether the gold answer replaces the final answer of every episode."""
 
 
 @dataclass(frozen=True)
 class OwnAnswer:
-    """The final answer of a trajectory, by the answers of its cluster."""
+    """Cluster of a trajectory's final answer, and the likelihood of the answers that represent it."""
 
     cluster: int
-    """Cluster of the final answer, counted within its task; below 0: it gave none."""
+    """Number of the cluster within its task; below 0: the trajectory has no answer."""
     logprobs: Sequence[Sequence[float] | Tensor]
-    """Mean log-probability of the tokens of each answer that stands for the cluster, before each turn and after the
-    last one, in nats `[turns + 1][answers]`; NaN: not known."""
+    """Mean log-probability of the tokens of each answer that represents the cluster, before each turn and after the
+    last turn, in nats `[turns + 1][answers]`; NaN: not known."""
 
 
 REFERENCES = ("own", "gold")
-"""Answers whose likelihood counts: of the trajectory's own cluster; or the gold answer alone, of the only cluster."""
+"""Answers whose likelihood counts. own: the answers of the trajectory's cluster. gold: the gold answer, as the only
+cluster."""
 
 LEAST = 1e-8
-"""Added to a likelihood before its logarithm is taken; as the released code has it."""
+"""Number added to a likelihood before taking its logarithm, as in the released code."""
 
 
 def potentials(group: Sequence[Trajectory], answers: Sequence[OwnAnswer] | None) -> Numbers:
@@ -64,10 +66,11 @@ def potentials(group: Sequence[Trajectory], answers: Sequence[OwnAnswer] | None)
 
         log p_t = log(1e-8 + (1 / K) sum_k exp(mean_j log pi(a_kj | before turn t, a_k,<j)))
 
-    NaN where one of the K likelihoods is not known, or K = 0.
+    It is NaN if one of the K likelihoods is not known, or if K = 0.
 
     Raises:
-        ValueError: If they are missing, or have not as many entries before each turn and after the last.
+        ValueError: If `answers` is None, or a trajectory does not have the same number of likelihoods before each turn
+            and after the last turn.
     """
     if answers is None:
         raise ValueError(
@@ -95,12 +98,12 @@ def _log_mean(logprobs: Sequence[float]) -> float:
 
 
 def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) -> list[float]:
-    """Return q, the share of a task's final answers that are in the cluster of each trajectory's [trajectories].
+    """Return q, the share of a task's final answers that are in the trajectory's cluster, in [0, 1] [trajectories].
 
-    0 for a trajectory that gave no answer, or FAILED.
+    It is 0 for a trajectory that has no answer or FAILED.
 
     Raises:
-        ValueError: If there is not one integer cluster a trajectory.
+        ValueError: If there is not one integer cluster per trajectory.
     """
     try:
         given = [index(each.cluster) for each in answers]
@@ -121,54 +124,54 @@ def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) ->
 
 @dataclass(frozen=True)
 class SIOP:
-    """Rise of the likelihood of the episode's answer at each turn, times the share of episodes with the same answer.
+    """Increase in the log-likelihood of the episode's answer at each turn, times the share of equal answers.
 
         r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
 
-    q comes from `cluster_shares` and p_t from `potentials`, before turn t; R holds the rewards of all turns of the
-    group. If p is not known, the last known p is used. The environment's rewards are not read, so no gold answer and
-    no verifier is needed.
+    q comes from `cluster_shares`, and p_t, before turn t, from `potentials`. R holds the rewards of all turns of the
+    group. An unknown p is replaced by the last known p. The environment's rewards are not used, so the credit needs
+    neither gold answers nor a verifier.
 
     Source: Hu et al. 2026, "Self-Induced Outcome Potential: Turn-Level Credit Assignment for Agents without Verifiers",
-    arXiv:2605.04984. Its abstract was read, and its released code (dl-m9/SIOP at 33043ff: `siop_process_reward.py`,
-    `nli_clustering.py`, `core_algos.py`); its equations were not.
+    arXiv:2605.04984, by its abstract and its released code (dl-m9/SIOP at 33043ff: `siop_process_reward.py`,
+    `nli_clustering.py`, `core_algos.py`), not by its equations.
     Differs: answers are in one cluster if they are equal after normalization, unless `same` names a function. The
-    code asks a model of entailment, and joins each answer with the first answer that agrees, so its clusters depend
-    on the order. The most frequent answers represent a cluster; in the code, the first do. q is not calibrated by
-    whether observations entail the answer (the code's eta: 1 in its script, 0 in its functions). p after a turn is
-    computed after the environment's reply, except at the last turn; the code computes it before the reply. If some
-    likelihoods are not known, the code uses the known ones, and gives turns next to an unknown p nothing. A
-    trajectory alone in its group gets 0.
+    code asks an entailment model, and joins each answer with the first answer that agrees, so its clusters depend on
+    the order. The most frequent answers represent a cluster; in the code, the first answers do. The code can calibrate
+    q by whether observations entail the answer (its eta: 1 in its script, 0 in its functions); q is not calibrated
+    here. p after a turn is computed after the environment's reply, except at the last turn; the code computes it before
+    the reply. If some likelihoods are not known, the code uses the known ones, and gives reward 0 to turns next to an
+    unknown p. A trajectory alone in its group gets 0.
     """
 
     lam: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """The last turn has a bonus of (1 - lam) q; in [0, 1]. 1: no bonus."""
+    """Reduction of the last turn's bonus (1 - lam) q, in [0, 1]. At 1 there is no bonus."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     reference: Annotated[str, OneOf(REFERENCES)] = "own"
-    """Answers whose likelihood counts: own (answers of the trajectory's cluster), or gold (the gold answer, with q =
-    1)."""
+    """Answers whose likelihood counts. own: the answers of the trajectory's cluster. gold: the gold answer, with q = 1.
+    """
 
     members: Annotated[int, Bound(least=1)] = 3
-    """Largest number of different answers that represent a cluster; >= 1."""
+    """Maximum number of distinct answers that represent a cluster; >= 1."""
 
     same: Annotated[str, CODE] = "exact"
-    """Which answers form a cluster. exact: answers that are equal apart from case, punctuation, articles and blanks.
-    MODULE:FUNCTION: a function of yours, which gets a task and its different answers and returns a label for each."""
+    """Answers that form a cluster. exact: answers that are equal apart from case, punctuation, articles and blanks.
+    MODULE:FUNCTION: answers with equal labels from your function, which gets a task and its distinct answers and
+    returns one label per answer."""
 
     normalize: Normalization = "std"
-    """How rewards are normalized: std subtracts their mean and divides by their standard deviation; mean subtracts
-    the mean alone."""
+    """Normalization of the rewards. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     std: Deviation = "sample"
-    """sample: standard deviation over n - 1; or population, over n."""
+    """Standard deviation: sample (over n - 1), or population (over n)."""
 
     last_gain: bool = True
-    """Whether the last turn of an episode with several turns has a gain in addition to the bonus. It is measured by
-    the answer after this turn, before the environment's reply; the turn itself may have given this answer."""
+    """Whether the last turn of an episode with several turns has a gain in addition to the bonus. The answer is then
+    scored right after the last action, before the environment's reply. The last action may itself give this answer."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -196,7 +199,7 @@ class SIOP:
         """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
-            ValueError: If `answer_clusters` is missing, or not of the group's shape.
+            ValueError: If `answer_clusters` is None, or does not have the group's shape.
         """
         rewards = self.turn_rewards(group, answer_clusters)
         return weigh_tasks(group, lambda _: rewards, self._weigh)

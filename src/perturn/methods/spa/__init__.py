@@ -1,1 +1,1 @@
-"""SPA: contributions of turns to the score of their episode."""
+"""SPA: learned contributions of turns to the score of their episode."""

@@ -1,8 +1,9 @@
-"""Quantity `contributions`: a linear head on a policy's last hidden states that adds up to the score of an episode.
+"""Quantity `contributions`: contribution of each turn to its episode's score, from a linear head on hidden states.
 
-The state is that at the last token of the turn's action, so it has seen the action, and not yet the reply. Heads are
-cross-fitted like the heads of `perturn.policy.value_heads`: an episode's head learns from other episodes alone. So what
-the turns before a turn contributed depends on the past alone, and may stand in a baseline.
+The head is fitted so that the sum of the contributions is the score. It reads the hidden state at the last token of the
+turn's action, so it depends on the action and not on the reply. Heads are cross-fitted like the heads of
+`perturn.policy.value_heads`: the head for an episode is fitted on other episodes. So the contributions of earlier turns
+depend on the past alone, and a baseline may contain them.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from perturn.methods.spa.spa_credit import Contributions, Shares
 def turn_contributions(
     model: object, sequences: Sequence[Encoded], scores: Sequence[float], token_budget: int = TOKEN_BUDGET
 ) -> list[Shares]:
-    """Return contributions of each turn to the score of its episode, by heads that are each fitted on other episodes.
+    """Return the contribution of each turn to the score of its episode, from cross-fitted heads.
 
     Args:
-        model: A causal language model on the device to compute on.
-        sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        scores: S of each episode, in units of reward.
-        token_budget: Tokens of one pass.
+        model: Causal language model on the device to compute on.
+        sequences: Episodes as tokens, with all of their turns. The fold of an episode depends on its index.
+        scores: Score S of each episode, in units of reward.
+        token_budget: Maximum number of tokens of one pass.
 
     Returns:
-        By each head, and which one has not learned from the episode; 0 for an episode that is the only one.
+        Contributions from each head, and the head that was not fitted on the episode. With a single episode, all
+        contributions are 0.
     """
     features = action_features(model, sequences, token_budget)
     found = cross_fit_sums(features, scores)
@@ -56,15 +58,15 @@ def turn_contributions(
 
 
 def contributions_of(trajectories: Sequence[Trajectory], returns: Returns, reader: Reader) -> list[Shares]:
-    """Return each turn's contribution to its episode's score, by heads that learned from other episodes.
+    """Return `turn_contributions` of trajectories under a loaded policy.
 
     Args:
-        trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
-        returns: Rewards that count.
-        reader: The policy.
+        trajectories: Episodes; their order does not matter. An episode without turns has no contributions.
+        returns: Function from trajectories to the rewards to count.
+        reader: Loaded policy, whose hidden states the heads read.
 
     Returns:
-        In units of reward, by each head; see `turn_contributions`.
+        Contributions from each head, in units of reward, one `Shares` per trajectory.
     """
     rows = encoded(trajectories, reader.renderer)
     order, scores = in_order(rows, trajectories), scores_of(trajectories, returns)
@@ -76,22 +78,22 @@ def contributions_of(trajectories: Sequence[Trajectory], returns: Returns, reade
 
 
 def scores_of(trajectories: Sequence[Trajectory], returns: Returns) -> list[float]:
-    """Return the sum of the rewards of each episode that count, in units of reward [trajectories]."""
+    """Return the score of each episode: the sum of its rewards from `returns`, in units of reward [trajectories]."""
     return [fsum(rewards) for rewards in returns(trajectories)]
 
 
 def explained_scores(found: Sequence[Shares], scores: Sequence[float]) -> float | None:
-    """Return the share of the variance of scores that the sums of contributions explain; of episodes with turns."""
+    """Return the share of the variance of scores that the summed contributions explain, over episodes with turns."""
     pairs = [(fsum(own.own), score) for own, score in zip(found, scores, strict=True) if own.own]
     sums, ends = ([[[pair[side]]] for pair in pairs] for side in (0, 1))
     return explained_variance(sums, ends)
 
 
 class TurnContributions(Quantity):
-    """Contribution of each turn to the score of its episode: `turn_contributions`.
+    """Contribution of each turn to the score of its episode; see `turn_contributions`.
 
-    Given as `contributions`, in units of reward, a `Shares` a trajectory: `own [turns]` by a head that has
-    learned from other episodes and knows the action of the turn, and `by(head) [turns]` by another's head.
+    The credit gets them as argument `contributions`: one `Shares` per trajectory, in units of reward. `own` [turns] has
+    the contributions from the head that was not fitted on this episode, and `by(head)` [turns] from another head.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -102,17 +104,17 @@ class TurnContributions(Quantity):
     request: ClassVar[type[Need]] = Contributions
 
     def compute(self, request: Contributions, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the contributions, by heads on the policy that acted."""
+        """Compute the contributions with heads on the hidden states of the policy that acted."""
         returns = request.returns or Return()
         found = contributions_of(episodes, returns, source.policy(ACTED))
         explained = explained_scores(found, scores_of(episodes, returns))
         return Computed(found, counts={"explained_variance": explained})
 
     def exact(self, request: Contributions, ground: Ground) -> list[list[float]]:
-        """Return the contributions by a head which has learned half, in units of reward `[episodes][turns]`.
+        """Return the contributions from an imperfect head, in units of reward `[episodes][turns]`.
 
-        Half is the expected reward of the action, and half an even share of the mean score. Over an episode they add up
-        to its score in expectation alone.
+        A contribution is the mean of the action's expected reward and an equal share of the expected score. The sum
+        over an episode equals its score only in expectation.
         """
         every = ground.episodes
         lengths = torch.tensor([len(steps) for steps in every.steps], dtype=torch.float64)

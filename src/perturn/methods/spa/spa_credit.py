@@ -1,4 +1,4 @@
-"""SPA: what each turn contributed to the outcome, by a head whose numbers add up to it over an episode."""
+"""SPA: learned contributions of turns, which sum to the score of their episode, as rewards of the turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,45 +23,45 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class Contributions(Need):
-    """Contribution of each turn to the score of its episode, by heads on hidden states.
+    """Contribution of each turn to the score of its episode, from heads on hidden states.
 
-    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory.
+    The credit gets them as argument `contributions`: one `Shares` per trajectory, in units of reward.
     """
 
     name: ClassVar[str] = "contributions"
     returns: Returns | None = None
-    """Rewards that count; None: as recorded."""
+    """Function from trajectories to the rewards to count; None: the recorded rewards."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Contributions of the turns of an episode, by each of several heads, in units of reward."""
+    """Contributions of the turns of an episode from several heads, in units of reward."""
 
     heads: Sequence[Sequence[float]]
-    """`[heads][turns]`."""
+    """Contributions from each head `[heads][turns]`."""
     head: int = 0
-    """The head that has not learned from this episode: its own, which also compares it with others."""
+    """Index of the head that was not fitted on this episode; the credit uses it to compare this episode with others."""
 
     @property
     def own(self) -> Sequence[float]:
-        """Contributions by its own head [turns]."""
+        """Contributions from the head that was not fitted on this episode [turns]."""
         return self.heads[self.head]
 
     def by(self, head: int) -> Sequence[float]:
-        """Return contributions by a head of another episode, or by the only one there is [turns]."""
+        """Return the contributions from a head, given by its index; if there is one head, from this head [turns]."""
         return self.heads[head if len(self.heads) > 1 else 0]
 
 
 TurnShares = Sequence[Shares | Sequence[float] | Tensor]
-"""Contributions of the turns of each trajectory: `Shares`, or by one head that has learned from none of them, in units
-of reward `[trajectories][turns]`."""
+"""Contributions of the turns of each trajectory, in units of reward: `Shares`, or numbers from one head that was fitted
+on none of these trajectories `[trajectories][turns]`."""
 
 
 def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> list[Shares]:
-    """Return the contributions of each trajectory.
+    """Check the contributions, and return them as one `Shares` per trajectory.
 
     Raises:
-        ValueError: If they are missing, not finite, or have not one entry per turn.
+        ValueError: If `contributions` is None or not finite, or does not have one entry per turn.
     """
     if contributions is None:
         raise ValueError(
@@ -83,14 +83,14 @@ def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> 
 
 
 def to_go(contributions: Sequence[float], total: float, bonuses: Sequence[float]) -> list[float]:
-    """Return what an episode earns from each turn on, in units of reward [turns].
+    """Return the sum of contributions and bonuses from each turn on, in units of reward [turns].
 
         total - sum_(k < t) c_k + sum_(k >= t) bonus_k
 
     Args:
-        contributions: c of each turn [turns].
-        total: All that is shared out, in units of reward.
-        bonuses: Of each turn, beside that [turns].
+        contributions: Contribution c of each turn, in units of reward [turns].
+        total: Sum of all contributions, in units of reward.
+        bonuses: Additional reward of each turn, in units of reward [turns].
     """
     before = accumulate(contributions, initial=0.0)
     return [total - past + later for later, past in zip(returns_to_go(bonuses, 1.0), before, strict=False)]
@@ -98,34 +98,35 @@ def to_go(contributions: Sequence[float], total: float, bonuses: Sequence[float]
 
 @dataclass(frozen=True)
 class SPA(GroupCredit):
-    """Learned shares of the score from a turn on, minus the mean of the other episodes' shares from this turn on.
+    """Sum of the learned contributions from a turn on, minus the mean of this sum over the task's other episodes.
 
         A_it = sum_(k >= t) r_ik - mean_(j != i, T_j > t) sum_(k >= t) r_jk
         r_jk = c_jk + grounding executed_jk,   at the last turn and with `residual` + S_j - sum_k c_jk
 
     c is linear in the policy's last hidden state at the last token of the turn's action. The head is fitted so that
-    the sum over an episode is its score S. All c in A_i come from one head, which has not learned from episode i. If
-    no other trajectory has a turn t, nothing is subtracted. Without `grounding` and with `residual` the expected
-    gradient is the true gradient, whatever c is. A_it is then S_i minus terms that depend only on turns before t and
-    on other episodes.
+    the sum of c over an episode is its score S. All c in A_i come from one head, which was not fitted on episode i. If
+    no other trajectory has a turn t, nothing is subtracted. If `grounding` is 0 and `residual` is True, the expected
+    gradient is the true gradient, however accurate c is: A_it is then S_i minus terms that depend only on turns before
+    t and on other episodes.
 
     Source: Wang et al. 2025, "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", arXiv:2505.20732, by
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
-    Differs: the paper has no residual, and a bonus of 0.5 for an executed action: `residual: false` with `grounding:
-    0.5`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic. The head is a
-    ridge regression, fitted again in each iteration, on other episodes only; the code trains a whole model
-    with a linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its
-    group gets 0. Nothing is discounted.
+    Differs: the paper gives a bonus of 0.5 for an executed action, and has no residual: `grounding: 0.5` with
+    `residual: false`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic.
+        The head is a
+    ridge regression, fitted again in each iteration on other episodes. The code trains a whole model with a linear
+    layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0. Returns are
+    not discounted.
     """
 
     grounding: Annotated[float, Bound(least=0)] = 0.0
-    """Added for each action that was executed, in units of reward. The default is 0 and not the paper's 0.5, which
-    rewards long episodes: ten more turns are worth more than a success of reward 1. `returns.invalid_penalty`
-    distinguishes the same actions without rewarding turns."""
+    """Bonus for each valid action, in units of reward; >= 0. The default is 0 and not the paper's 0.5, which rewards
+    long episodes: ten more turns earn more than a success of reward 1. `returns.invalid_penalty` also separates valid
+    from invalid actions, without rewarding turns."""
 
     residual: bool = True
-    """Whether the part of the score that the contributions miss is added at the last turn. Without it, as in the
-    paper, the policy does not learn from this part."""
+    """Whether to add the rest of the score, S minus the sum of the contributions, at the last turn. If False, as in the
+    paper, the policy is not trained on this rest."""
 
     @property
     def needs(self) -> Needs:
@@ -143,7 +144,7 @@ class SPA(GroupCredit):
         """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `contributions` is missing, not finite, or has not one entry per turn.
+            ValueError: If `contributions` is None or not finite, or does not have one entry per turn.
         """
         shares, scores = shares_of(contributions, group), [fsum(of_one) for of_one in self.returns(group)]
         found: Numbers = [[0.0] * len(one.turns) for one in group]
@@ -157,13 +158,17 @@ class SPA(GroupCredit):
         return as_tensors(found)
 
     def _to_go(self, trajectory: Trajectory, shares: Sequence[float], score: float) -> list[float]:
-        """Return what an episode earns from each turn on, in units of reward [turns]."""
+        """Return the sum of contributions and bonuses of an episode from each turn on, in units of reward [turns]."""
         bonuses = [self.grounding * (turn.valid and not failed(trajectory)) for turn in trajectory.turns]
         return to_go(shares, score if self.residual else fsum(shares), bonuses)
 
 
 def _less_others(numbers: Numbers) -> Numbers:
-    """Return numbers less the mean of others' at the same turn, if any came so far `[trajectories][turns]`."""
+    """Subtract from each number the mean of the other trajectories' numbers at the same turn, if there are any.
+
+    Args:
+        numbers: One number for each turn `[trajectories][turns]`.
+    """
     found = [list(of_one) for of_one in numbers]
     for turn in range(max(map(len, numbers))):
         reached = [i for i, of_one in enumerate(numbers) if len(of_one) > turn]

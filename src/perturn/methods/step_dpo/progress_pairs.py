@@ -1,4 +1,4 @@
-"""Row maker `progress-pairs`: turns that bring the success nearer over turns that do not."""
+"""Row maker `progress-pairs`: pairs of a turn that comes closer to success (chosen) and a turn that does not."""
 
 from __future__ import annotations
 
@@ -35,41 +35,40 @@ from perturn.extend import (
 @dataclass(frozen=True)
 @bounded
 class ProgressPairs:
-    """Pair turns that bring the success nearer with turns that do not, among episodes with the same earlier turns.
+    """Pair turns that come closer to success with turns that do not, among episodes with the same earlier turns.
 
-    Episodes that branch off from one turn form a group with the episode that they branch off from. The episode with
-    the highest total reward whose next turn is right is preferred to the episode with the lowest total reward whose
-    next turn is wrong, and so on. Among equal rewards the first episode is taken; the resumed episode comes before
-    its branches.
+    An explored episode and its branches from one turn form a group. At this turn, an episode's action is right or
+    wrong. The right episode with the highest total reward is paired with the wrong episode with the lowest total
+    reward, and so on. Among equal rewards the first episode is taken; the explored episode comes before its branches.
 
     Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
     arXiv:2406.18629, by its abstract.
-    Differs: a turn is right if it shortens the distance to a success; no model judges it.
+    Differs: a turn is right if it shortens the distance to a success, and no model judges it.
     """
 
     distance: Sense = "shortest"
-    """How the distance to a success is measured; see `perturn.envs.abilities.Pathfinder`."""
+    """Measure of the distance to a success; see `perturn.envs.abilities.Pathfinder`."""
     per_group: Annotated[int, COUNT] | None = 1
-    """Largest number of pairs with the same first turns; None: as many as possible, with each episode in one pair."""
+    """Maximum number of pairs with the same first turns. None: as many as possible, with each episode in one pair."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: at the end of their episodes, or with the turn in which they differ."""
+    """Last turn of both sides. episode: the last turn of the episode. turn: the turn in which the two sides differ."""
 
     @property
     def traits(self) -> RowTraits:
-        """Pairs of one turn do not read how branches end."""
+        """Traits of the rows. With `length` turn, branches may be cut, since their ends are not used."""
         takes = ANY_BRANCHES | ({"cut-branches"} if self.length == "turn" else set())
         return RowTraits("pairs", branches=BRANCHES, takes=takes)
 
     @property
     def needs(self) -> tuple[Distance, ...]:
-        """The way to a success that is left around each turn."""
+        """Distance to a success around each turn."""
         return (Distance(self.distance),)
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs, by resumed episode, by turn and then by rank."""
+        """Return the pairs, ordered by explored episode, by turn and by rank."""
 
         def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
-            # A world that did not come back does not do so now.
+            # FAILED branches are not measured, since replaying them may fail again.
             ended = inputs.measure([one for one in branches if not failed(one)])
             broken = [one for one in branches if failed(one)]
             one_turn = self.length == "turn"
@@ -87,22 +86,23 @@ def pair_right_with_wrong(
     per_group: int | None = 1,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair turns that bring the success nearer with turns that do not, among episodes with the same earlier turns.
+    """Pair turns that come closer to success with turns that do not, among episodes with the same earlier turns.
 
     See `ProgressPairs`.
 
     Args:
-        explored: Trajectories that branch, with the remaining path of their turns.
-        branches: Their branches, measured too; FAILED ones need not be.
-        per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
-        one_turn: Whether both sides end with the turn in which they part.
+        explored: Trajectories from which the branches start, with the measured distance to a success.
+        branches: Branches of these trajectories, with the measured distance too; FAILED branches need none.
+        per_group: Maximum number of pairs with the same first turns. None: as many as possible, with each trajectory in
+            one pair.
+        one_turn: Whether both sides end with the turn in which they differ.
 
     Returns:
-        The pairs, by explored episode, by turn and then by rank; and counts: each trajectory of a group under one of
-        `IN_GROUP`, so that an explored episode is counted once for each turn that it branches from.
+        The pairs, ordered by explored episode, by turn and by rank; and the number of trajectories for each outcome of
+        `IN_GROUP`. An explored episode counts once for each of its branching turns.
 
     Raises:
-        DataError: If the remaining path of a turn in question was not measured.
+        DataError: If the distance was not measured at a turn that is compared.
     """
     counts = Counter(dict.fromkeys(IN_GROUP, 0))
     pairs: list[PreferencePair] = []
@@ -125,7 +125,11 @@ def pair_right_with_wrong(
 
 
 def _is_wrong(one: Trajectory, turn: int) -> bool:
-    """Return whether a turn brought the success no nearer."""
+    """Return whether a turn came no closer to success.
+
+    Raises:
+        DataError: If the distance was not measured.
+    """
     remaining = one.turns[turn].remaining
     if remaining is None:
         raise DataError(

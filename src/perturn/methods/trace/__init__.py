@@ -1,1 +1,1 @@
-"""TRACE: branches where success is uncertain, and the predictor of success."""
+"""TRACE: branches at turns with uncertain success, and the predictor of success."""

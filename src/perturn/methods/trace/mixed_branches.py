@@ -1,4 +1,4 @@
-"""Explorer `mixed-branches`: explored episodes are resumed where a predictor expects mixed outcomes."""
+"""Explorer `mixed-branches`: branches start at turns where a predictor expects mixed outcomes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from perturn.extend import (
 )
 
 LEAST = 3
-"""Tasks, or episodes, that the predictor needs: the predicted one, and two that its choices are compared with."""
+"""Minimum number of tasks, or episodes, for the predictor: one to predict, and two others to fit and compare."""
 
 
 @dataclass(frozen=True)
 class SuccessChance(Need):
-    """Chance of a success before each turn, by heads on hidden states that are fitted on other episodes.
+    """Probability of a success before each turn, from heads on hidden states that are fitted on other episodes.
 
-    Given as `success_chance`, a `perturn.methods.trace.success_chance.Chances` a trajectory.
+    The explorer gets it as one `perturn.methods.trace.success_chance.Chances` per trajectory.
     """
 
     name: ClassVar[str] = "success-chance"
     others: str = "tasks"
-    """Episodes that a head learns from: episodes of other tasks (tasks), or any other episodes (episodes)."""
+    """Episodes on which a head is fitted. tasks: episodes of other tasks. episodes: all other episodes."""
 
 
 class Chances(Protocol):
-    """Predicted chances of a success before each turn of an episode: an entry of the quantity `success-chance`."""
+    """Predicted probability of a success before each turn of an episode: an entry of the quantity `success-chance`."""
 
     @property
     def own(self) -> Sequence[float]:
-        """By the head of the episode's fold, which learned from all other folds, between 0 and 1 [turns]."""
+        """Prediction of the head that was fitted on all folds except the episode's fold, in [0, 1] [turns]."""
 
     @property
     def fold(self) -> int | None:
@@ -55,45 +55,46 @@ class Chances(Protocol):
 
     @property
     def without(self) -> Mapping[int, Sequence[float]] | None:
-        """By the head that learned neither from the episode's fold nor from another one, by that other fold."""
+        """Another fold -> prediction of the head fitted without this fold and the episode's fold, in [0, 1] [turns]."""
 
 
 @dataclass(frozen=True)
 class MixedBranches(ExploredBrancher):
-    """Resume explored episodes at turns whose predicted chance of a success is near one half (TRACE).
+    """Resume explored episodes at turns whose predicted probability of a success is near one half (TRACE).
 
     The predictor is a linear head on the hidden states of the policy that explored, fitted on other episodes.
 
     Source: TRACE, by its abstract.
-    Differs: prompts get no further samples, since every task has `samples`. The predictor is a linear head.
+    Differs: the first turn of a task gets no additional samples; every task has `samples` episodes. The predictor is a
+    linear head.
     """
 
     forks: Annotated[int, COUNT] = 1
-    """Branching turns per episode, on average over the episodes of an iteration."""
+    """Number of branching turns per episode, on average over the episodes of an iteration."""
     others: Literal["tasks", "episodes"] = "tasks"
-    """Episodes that the predictor learns from: episodes of other tasks, or also other samples of the task. Other
-    samples predict better, but bias a credit that trains on branches."""
+    """Episodes on which the predictor is fitted. tasks: episodes of other tasks. episodes: also other episodes of the
+    task, which predict better but bias a credit that trains on branches."""
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Branches of the policy that explored, at turns that it chooses."""
+        """Traits of the explorer: branches at turns that are chosen with the exploring policy."""
         bent = {"dependent-branches"} if self.others == "episodes" else set()
         return ExplorerTraits(frozenset({"branches"}), self.imposed(None) | bent, reads_policy=True)
 
     @property
     def needs(self) -> tuple[str | Need, ...]:
-        """The predicted chance of a success before each turn."""
+        """Predicted probability of a success before each turn."""
         return (SuccessChance(self.others),)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject a predictor that too few others teach, and settings with which nothing is resumed or cut."""
+        """Reject too few tasks or episodes, and settings with which no episode is resumed or no branch is cut."""
         others = tasks if self.others == "tasks" else tasks * self.samples
         name, must = f"other {self.others} of an iteration", f"be {LEAST} or more, to teach the predictor"
         check_fit(others == 0 or others >= LEAST, name, must, others, "Explore more tasks.")
         self.check_turns(1, turns)
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return turns by how mixed their predicted outcomes are; see `mixed_turns`."""
+        """Choose the branching turns of each episode by their predicted outcomes; see `mixed_turns`."""
         found: Sequence[Chances] = inputs.read["success-chance"]
         turns = mixed_turns(inputs.explored, found, self, inputs.seed, inputs.iteration)
         each = zip(inputs.explored, turns, found, strict=True)
@@ -102,11 +103,12 @@ class MixedBranches(ExploredBrancher):
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
     ) -> dict[str, float]:
-        """Return where episodes were resumed, and how the predictor did.
+        """Return figures on the branching turns, and on the accuracy of the predictor.
 
         Returns:
-            The counts of `perturn.data.forks.fork_counts`; `explained_variance` of successes by the predictor;
-            `predicted`, its mean chance at the chosen turns; and `came_true`, the share of branches that succeeded.
+            The counts of `perturn.data.forks.fork_counts`; `explained_variance`, the share of the variance of successes
+            that the predictor explains; `predicted`, the mean predicted probability at the chosen turns; and
+            `came_true`, the share of branches that succeeded.
         """
         ends = {one.key: float(succeeded(one)) for one in inputs.explored}
         told = [(seen, ends[each.key]) for each in inputs.chosen for seen in each.seen]
@@ -122,7 +124,7 @@ class MixedBranches(ExploredBrancher):
         }
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return the expected work if this number of turns of an episode is resumed, but never the first turn."""
+        """Return the expected work if each episode is resumed at `forks` turns after its first turn."""
         return self.expected(explored, min(self.forks, turns - 1), turns)
 
 
@@ -133,29 +135,29 @@ def mixed_turns(
     seed: int,
     iteration: int = 1,
 ) -> list[list[int]]:
-    """Return turns where the predicted variance p (1 - p) of the outcome is at least that which others set.
+    """Choose the turns whose predicted variance p (1 - p) of the outcome reaches the threshold of their fold.
 
-    The bar of a fold is the variance of the last of the first `forks` turns per episode, in the order of
-    their variances, of the other folds. So a turn is chosen whatever comes after it in its episode, and the
-    number of chosen turns per episode is `forks` on average. Turns of equal variance are in an order by lot.
+    The threshold of a fold is set on the other folds, such that `forks` turns per episode reach it there.
+    So the choice of a turn does not depend on later turns of its episode, and `forks` turns per episode are chosen on
+    average. Turns of equal variance are ordered at random.
 
-    Source: TRACE, by its abstract: rollouts go to prefixes that are most likely to have mixed outcomes, as a predictor
-    of successes that all share has it.
-    Differs: first turns get no samples beyond those that explore; the predictor and its bar are of other folds.
+    Source: TRACE, by its abstract: rollouts go to prefixes that are most likely to have mixed outcomes, according to a
+    shared predictor of success.
+    Differs: first turns get no additional samples. The predictor and the threshold come from other folds.
 
     Args:
-        episodes: That the predictions are of.
-        found: Predictions of each.
-        settings: `forks` and `of`.
-        seed: Of the run.
-        iteration: From 1.
+        episodes: Explored episodes.
+        found: Predictions for each episode.
+        settings: Explorer with `forks` and `of`.
+        seed: Seed of the run.
+        iteration: Number of the iteration, from 1.
 
     Returns:
-        Turns in order, each after the first one of its episode [episodes].
+        Chosen turns of each episode in ascending order, never the first turn `[episodes][chosen turns]`.
     """
 
     def ranked(index: int, chances: Sequence[float]) -> list[tuple[float, int]]:
-        """Return the variance of each turn after the first, and its lot."""
+        """Return the predicted variance of each turn after the first, with a random number that breaks ties."""
         key = episodes[index].key
         return [
             (chance * (1 - chance), seed_of(seed, *key, iteration, "fork", turn))
@@ -180,7 +182,11 @@ def mixed_turns(
 
 
 def _explained(told: Sequence[tuple[float, float]]) -> float | None:
-    """Share of the variance of outcomes that chances explain, (chance, outcome) a turn; None where all are alike."""
+    """Return the share of the variance of outcomes that predictions explain; None if all outcomes are equal.
+
+    Args:
+        told: (predicted probability, outcome) of each turn.
+    """
     ends = [end for _, end in told]
     if len(set(ends)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Quantity `success-chance`: how likely an episode is to succeed from each of its turns, as a predictor has it.
+"""Quantity `success-chance`: predicted probability that an episode succeeds, before each of its turns.
 
 The predictor is a linear head on the last hidden states of the policy that explored, fitted on other episodes.
 """
@@ -33,34 +33,34 @@ from perturn.methods.trace.mixed_branches import SuccessChance
 
 @dataclass(frozen=True)
 class Chances:
-    """Predicted chances of a success before each turn of an episode."""
+    """Predicted probability of a success before each turn of an episode."""
 
     own: Sequence[float] = ()
-    """By the head of the episode's fold, which learned from all other folds, between 0 and 1 [turns]."""
+    """Prediction of the head that was fitted on all folds except the episode's fold, in [0, 1] [turns]."""
     fold: int | None = None
     """Fold of the episode; None: it has no turns."""
     without: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """By the head that learned neither from the episode's fold nor from another fold, by the number of that fold."""
+    """Another fold -> prediction of the head fitted without this fold and the episode's fold, in [0, 1] [turns]."""
 
 
 @dataclass(frozen=True)
 class Prospects:
-    """Chances of a success before each turn of some episodes, as others tell of them."""
+    """Cross-fitted predictions of a success before each turn of several episodes."""
 
     own: list[list[float]]
-    """By the head of the episode's fold, which learned from all other folds, between 0 and 1 `[episodes][turns]`."""
+    """Prediction of the head that was fitted on all folds except the episode's fold, in [0, 1] `[episodes][turns]`."""
     rivals: list[dict[int, list[float]]]
-    """Of each fold, the episodes of the other folds by their index: each by a head that learned from the rest of these,
-    so that nothing here depends on the fold `[folds][episodes][turns]`."""
+    """For each fold, predictions for the episodes of all other folds, by index `[folds][episodes][turns]`. Their heads
+    were fitted without this fold and without the episode's fold, so they do not depend on this fold."""
 
 
 def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) -> list[Chances]:
-    """Return the predicted chances of each episode.
+    """Return the predicted probabilities of a success for each episode.
 
     Args:
         trajectories: Episodes, in any order.
-        others: As `SuccessChance.others`.
-        reader: The policy.
+        others: See `SuccessChance.others`.
+        reader: Loaded policy, whose hidden states the heads read.
     """
     rows = encoded(trajectories, reader.renderer)
     sequences = [row.chosen for row in rows.values()]
@@ -79,7 +79,7 @@ def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) 
 
 
 def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
-    """Return a prediction for each episode from the predictions for each fold."""
+    """Return the predictions for each episode as `Chances`, given the fold of each episode."""
     return [
         Chances(own, fold, {other: its[index] for other, its in enumerate(found.rivals) if index in its})
         for index, (own, fold) in enumerate(zip(found.own, folds, strict=True))
@@ -87,17 +87,17 @@ def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
 
 
 def folds_of(episodes: Sequence[Trajectory], others: str) -> list[int]:
-    """Return the fold of each episode; `tasks` deals whole tasks into folds, `episodes` deals single episodes."""
+    """Return the fold of each episode. With `others` tasks, all episodes of a task are in one fold."""
     return folds_by([one.task.id if others == "tasks" else one.key for one in episodes])
 
 
 def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Sequence[int]) -> Prospects:
-    """Return chances of a success, by ridge regression of outcomes on the episodes of other folds; see `cross_fit`.
+    """Predict the probability of a success before each turn, with ridge regressions on other folds; see `cross_fit`.
 
     Args:
-        features: Of each episode [turns, features].
-        outcomes: Of each episode, 1 for a success and 0 for none, float64 [turns].
-        folds: The fold of each episode, from 0 without a gap.
+        features: Hidden states of each episode, each [turns, features].
+        outcomes: Outcome of each episode, 1 for a success, else 0, repeated for each turn; float64, each [turns].
+        folds: Fold of each episode; the folds are numbered from 0 without gaps.
     """
     rivals = []
     for fold in range(max(folds, default=-1) + 1):
@@ -113,9 +113,9 @@ def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Seq
 
 
 class PredictedSuccess(Quantity):
-    """Chance of a success before each turn, by a ridge regression on hidden states: `prospects`.
+    """Probability of a success before each turn, from ridge regressions on hidden states; see `prospects`.
 
-    Given as `success_chance`, a `Chances` a trajectory.
+    An explorer or a credit gets it as `success_chance`: one `Chances` per trajectory.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
@@ -126,14 +126,14 @@ class PredictedSuccess(Quantity):
     request: ClassVar[type[Need]] = SuccessChance
 
     def compute(self, request: SuccessChance, episodes: Sequence[Trajectory], source: Source) -> Computed:
-        """Compute the chances, by heads on the policy that acted."""
+        """Compute the probabilities with heads on the hidden states of the policy that acted."""
         found = chances_of(episodes, request.others, source.policy(ACTED))
         seen = [[[each] for each in one.own] for one in found]
         true = [[[float(succeeded(one))] for _ in one.turns] for one in episodes]
         return Computed(found, counts={"explained_variance": explained_variance(seen, true)})
 
     def exact(self, request: SuccessChance, ground: Ground) -> list[Chances]:
-        """Return the exact chance of a success in the state of each turn; every episode is a fold of its own."""
+        """Return the exact probability of a success in the state of each turn; every episode has its own fold."""
         return [
             Chances([ground.episodes.chance(step.state, t) for t, step in enumerate(steps)], fold)
             for fold, steps in enumerate(ground.episodes.steps)
@@ -141,5 +141,5 @@ class PredictedSuccess(Quantity):
 
 
 def _chances(values: Tensor) -> list[float]:
-    """Return predictions as chances."""
+    """Clamp predictions to probabilities in [0, 1] [turns]."""
     return [float(value) for value in values.clamp(0, 1)]
