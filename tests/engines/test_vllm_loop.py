@@ -103,13 +103,19 @@ def test_a_trained_policy_is_served_by_its_folder(place, offline):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("cluster", [False, True], ids=["process", "ray"])
-def test_an_online_run_of_two_iterations_plays_on_vllm(place, cluster):
-    """The second iteration is explored by the weights that the first has trained, also of a replica on Ray."""
-    if cluster:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("process", []),
+        ("ray", ["cluster=local", "worlds.processes=1"]),
+        ("launched", ["launch.processes=2", "align.learning_rate=1.0e-4"]),
+    ],
+)
+def test_an_online_run_of_two_iterations_plays_on_vllm(place, name, words):
+    """The second iteration is explored by the weights that the first has trained, on Ray and by two processes too."""
+    if name == "ray":
         pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
-    words = ["cluster=local", "worlds.processes=1"] if cluster else []
-    found, summary = run(place, "ray" if cluster else "online", *ONLINE, *words)
+    found, summary = run(place, name, *ONLINE, *words)
 
     assert [row["name"] for row in summary["policies"]][-1] == "ppo-clip-002"
     assert_played_on_vllm(found, ["sft", "ppo-clip-001"])
