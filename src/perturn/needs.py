@@ -86,7 +86,7 @@ def check_declarations(entry: Any, said: str, traits: type, example: str, protoc
     remedy = (
         f"write needs = () and traits = {example} in its class if there is nothing to say. See {protocol}."
     )
-    for member in ("traits", "needs"):
+    for member in ("needs", "traits"):
         if member not in dir(entry):
             raise ConfigError(f"{said} must have {member}; {remedy}")
     with guarded(f"needs and traits of {said} cannot be read", f". Correct its class; see {protocol}."):

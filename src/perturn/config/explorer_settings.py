@@ -13,8 +13,10 @@ from perturn.types import Sampling
 
 EXPLORER = EntryOf("explorers", default="rollouts")
 """Mark of the section `explore`."""
-_MEMBERS = frozenset({"traits", "needs", "rounds", "check", "begun", "choose", "jobs", "counts", "forecast"})
-"""Attributes of an explorer that are read."""
+_MEMBERS = frozenset(
+    {"traits", "needs", "rounds", "check", "begun", "choose", "jobs", "counts", "forecast", "imposed"}
+)
+"""Attributes of an explorer that are read, `imposed` by `Brancher`."""
 
 
 @dataclass(frozen=True)

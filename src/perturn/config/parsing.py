@@ -21,7 +21,7 @@ from perturn.bounds import EntryOf, check_values, hints_of
 from perturn.config.explorer_settings import EXPLORER, check_explorer
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS, check_row_maker
-from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, listed, required
+from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
 from perturn.table import making, name_of
@@ -162,9 +162,16 @@ def build(
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
-    taken = [key for key in also if key in _settings(table[name])]
-    must = f"have no setting {listed(taken)}, since {where}.{listed(taken)} has another meaning"
-    check_fit(not taken, f"{where} {name!r}", must, taken, "Rename the setting in its class.")
+    own = (
+        {each.name for each in dataclasses.fields(kind)}
+        if dataclasses.is_dataclass(kind := table[name])
+        else ()
+    )
+    if taken := [key for key in also if key in own]:
+        raise ConfigError(
+            f"{where} {name!r} has a setting {taken[0]!r}, and {where}.{taken[0]} has another meaning; rename the "
+            "setting in its class."
+        )
     settings = {key: value for key, value in section.items() if key not in also}
     return parse(table[name], settings, where, also=also, root=root, table=table, guarded=guarded)
 
