@@ -130,6 +130,13 @@ def test_a_row_maker_returns_rows_of_its_kind(result, says):
     assert says in str(caught.value)
 
 
+def test_a_row_maker_without_rows_lacks_something():
+    """Even if it does not say what, so that a run does not train on nothing."""
+    for lacks, said in (("", "none became a row"), ("none is short", "none is short")):
+        maker = broken(__call__=lambda self, inputs, lacks=lacks: Made([], lacks=lacks))()
+        assert rows_made(maker, RowInputs()).lacks == said
+
+
 def test_an_alignment_without_rows_pairs_with_the_expert():
     recipe = parse(Recipe, RECIPE)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
 from perturn.bounds import EntryOf
@@ -192,6 +192,8 @@ def check_row_maker(maker: Any) -> None:
 def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:
     """Return the rows of an iteration, of the kind that the traits of the row maker name.
 
+    `lacks` is never empty if there is no row to train on.
+
     Raises:
         ConfigError: If the row maker returns something else.
     """
@@ -201,7 +203,7 @@ def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:
     strange = next((row for row in made.rows if not isinstance(row, kind)), None)
     must = f"be of class {kind.__name__}, since its traits say makes={maker.traits.makes!r}"
     check_fit(strange is None, f"rows of {name}", must, type(strange).__name__)
-    return made
+    return made if made.rows or made.lacks else replace(made, lacks="none became a row")
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:

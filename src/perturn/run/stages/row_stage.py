@@ -57,11 +57,10 @@ def make_rows(session: Session, stage: Stage) -> None:
             f"episodes ({said})"
         )
         whose = " and the expert's" if traits.expert else ""
-        lacks = made.lacks or ("" if rows else "none became a row")
-        if lacks and (traits.starts_over or recipe.iterations == 1):
+        if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(
                 f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories"
-                f"{whose}, {lacks}; explore more tasks, "
+                f"{whose}, {made.lacks}; explore more tasks, "
                 "or take a higher temperature."
             )
         if traits.makes == "pairs":
