@@ -133,7 +133,7 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     """Return numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
 
     Raises:
-        ValueError: If they are not one per turn.
+        ValueError: If they are not one per turn, or not finite.
     """
     if [len(one) for one in found] != list(lengths):
         raise ValueError(
@@ -143,6 +143,8 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     padded = torch.zeros(len(found), horizon, dtype=torch.float64)
     for row, one in zip(padded, found, strict=True):
         row[: len(one)] = one
+    if not padded.isfinite().all():
+        raise ValueError(f"{type(credit).__name__} must return finite numbers, got {padded.tolist()}.")
     return padded
 
 
