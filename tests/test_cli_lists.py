@@ -35,6 +35,14 @@ def test_help_lists_the_loop_first(perturn):
     assert found == sorted(found)
 
 
+def test_the_whole_help_fits_on_one_screen(perturn, monkeypatch):
+    """At most 50 lines of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, output, _ = perturn("--help")
+
+    assert len(output.splitlines()) <= 50
+
+
 @pytest.mark.parametrize("command", ORDER)
 def test_help_of_a_command_fits_on_one_screen(perturn, monkeypatch, command):
     """At most 40 lines of 80 columns."""

@@ -129,6 +129,14 @@ class _Beside(_Protocol):
     needs_group = True
 
 
+class _Declared:
+    needs = traits = ()
+
+
+class _Kept(_Declared):
+    need = ("entropy",)
+
+
 class _OfMember:
     def forgett(self) -> None: ...
 
@@ -150,12 +158,15 @@ class _Settings:
             _Beside,
             "credit _Beside has 'needs_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
         ),
+        (_Kept, "credit _Kept has 'need', which is never read. Did you mean `needs`?"),
         (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?"),
     ],
 )
 def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):
     with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
-        check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
+        check_names(
+            entry, kind="credit", known=("step", "forget", "expert", "needs", "traits"), traits=_Traits
+        )
 
 
 @pytest.mark.parametrize("entry", [_Protocol, _Settings])

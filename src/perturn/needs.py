@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from perturn.errors import ConfigError, check_fit
+from perturn.table import guarded
 
 if TYPE_CHECKING:
     from perturn.types import Trajectory
@@ -68,6 +71,37 @@ def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
 def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
     """Return whether the needs include a request of this type."""
     return kind.name in names_of(needs)
+
+
+def check_declarations(entry: Any, said: str, traits: type, example: str, protocol: str) -> None:
+    """Reject an entry that does not declare its needs and traits.
+
+    Args:
+        entry: The entry, made with its settings.
+        said: What it is, such as `credit 'mine'`.
+        traits: Class of its traits.
+        example: Traits that it may write, such as `CreditTraits()`.
+        protocol: Where its protocol is defined.
+
+    Raises:
+        ConfigError: With the first missing declaration, or with the exception of a property that raises.
+    """
+    remedy = (
+        f"write needs = () and traits = {example} in its class if there is nothing to say. See {protocol}."
+    )
+    for member in ("needs", "traits"):
+        if member not in dir(entry):
+            raise ConfigError(f"{said} must have {member}; {remedy}")
+    with guarded(f"needs and traits of {said} cannot be read", f". Correct its class; see {protocol}."):
+        needs, own = entry.needs, entry.traits
+    if not isinstance(needs, tuple) or not all(isinstance(one, str | Need) for one in needs):
+        raise ConfigError(
+            f"{said} must have needs, a tuple of names and requests of what is computed for it, got {needs!r:.80}; "
+            f"write needs = () in its class if there is nothing. See {protocol}."
+        )
+    check_fit(
+        isinstance(own, traits), said, f"have traits, such as traits = {example}", own, f"See {protocol}."
+    )
 
 
 @dataclass(frozen=True)

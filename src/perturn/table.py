@@ -24,6 +24,9 @@ _ALIKE = 0.85
 """Minimum similarity of a name that counts as misspelt, in [0, 1]. For example, `expert` and `experts` have a
 similarity of 0.92, and `expert` and `export` of 0.83."""
 
+_DECLARED = ("needs", "traits")
+"""Declarations of an entry, which it may take over from a base class."""
+
 
 class Table(Mapping[str, T], Generic[T]):
     """Mapping from a name to an entry. An entry is loaded when it is first looked up.
@@ -121,7 +124,8 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
     """Reject a class with a public attribute whose name is misspelt, or is the name of a trait.
 
     Nothing would read such an attribute. Dataclass fields are settings, and may have any name. A name counts as
-    misspelt only if the class lacks the intended name, so `steps` next to `step` is allowed.
+    misspelt only if the class lacks the intended name, so `steps` next to `step` is allowed. `need` and `trait` are
+    also misspelt if only a base class has `needs` and `traits`, since the class then keeps the base's declarations.
 
     Args:
         entry: Class of the entry.
@@ -137,11 +141,17 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
     told = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
     meant = told | {name: name for name in known}
     for name in sorted(public - settings - set(known)):
-        found = closest(name, meant.keys() - (public - told.keys()), _ALIKE)
+        found = closest(name, meant.keys() - (public - told.keys() - _inherited(entry, name)), _ALIKE)
         if found is not None:
             raise ConfigError(
                 f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?"
             )
+
+
+def _inherited(entry: type, name: str) -> set[str]:
+    """Return declarations that no class has down from the class which has a name, but a base class of that one has."""
+    owner = next(index for index, each in enumerate(entry.__mro__) if name in vars(each))
+    return {each for each in _DECLARED if not any(each in vars(one) for one in entry.__mro__[: owner + 1])}
 
 
 def check_members(entry: object, members: Iterable[str], kind: str, protocol: str) -> None:

@@ -204,6 +204,33 @@ def test_the_rule_asks_the_table_for_alternatives(guest, explorer, needs, takes,
     assert misfit(recipe, "rows", needs, takes) == says
 
 
+class Misspelt(Patient):
+    """An explorer whose needs are never read."""
+
+    need = ("entropy",)
+
+
+class Outside(Patient):
+    """An explorer whose trait is never read."""
+
+    resumes_earlier = True
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (Misspelt, "explorer Misspelt has 'need', which is never read. Did you mean `needs`?"),
+        (
+            Outside,
+            "explorer Outside has 'resumes_earlier', which is never read. Did you mean `ExplorerTraits(",
+        ),
+    ],
+)
+def test_an_explorer_with_a_misspelt_name_is_rejected(entry, says):
+    with added("perturn.explorers", wrong=entry):
+        assert refusal(made, "explore.name=wrong").startswith(says)
+
+
 @dataclass(frozen=True)
 class Failing(Patient):
     """An entry whose class raises."""

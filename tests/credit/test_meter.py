@@ -361,6 +361,13 @@ def test_what_cannot_be_measured_says_why():
     with pytest.raises(ValueError, match=r"Short must return one number per turn"):
         measure(Short(), LOOP, 2)
 
+    class Unknown(Short):
+        def __call__(self, group, **_):
+            return [torch.full((len(one.turns),), float("nan")) for one in group]
+
+    with pytest.raises(ValueError, match=r"Unknown must return finite numbers, got \[\[nan"):
+        measure(Unknown(), LOOP, 2)
+
 
 def test_a_summary_is_plain_data():
     found = summary("rloo", CREDITS["rloo"]())

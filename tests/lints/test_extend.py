@@ -55,7 +55,7 @@ def test_entry_points_lie_where_single_papers_are(group):
 
     assert all(where.startswith("perturn.methods.") for where in points.values())
     assert "perturn.methods" not in own
-    assert list(points) == sorted(points)
+    assert list(points) == sorted(points), "write the entry points of a group in alphabetical order"
 
 
 def listed(module, patterns):

@@ -20,6 +20,7 @@ from perturn.quantities import (
     Quantity,
     QuantityTraits,
     Source,
+    compute,
     find,
     policies_of,
 )
@@ -180,6 +181,37 @@ def test_a_quantity_is_named_by_where_it_is():
 def test_a_quantity_that_keeps_no_contract_is_rejected(name, says):
     with pytest.raises(ConfigError, match=says):
         find(f"{__name__}:{name}")
+
+
+class Bare(Mood):
+    """One that returns its entries alone."""
+
+    def compute(self, request, episodes, source):
+        """Return nothing around them."""
+        return [0 for _ in episodes]
+
+
+class Short(Mood):
+    """One that leaves the last episode out."""
+
+    def compute(self, request, episodes, source):
+        """Return one entry too few."""
+        return Computed([0 for _ in episodes[1:]])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Bare", r"what quantity '.*:Bare' computes must be a Computed, with its entries, got \[0, 0\]"),
+        (
+            "Short",
+            "the entries that quantity '.*:Short' computes must be one for each of the 2 episodes, got 1",
+        ),
+    ],
+)
+def test_a_quantity_has_one_entry_for_each_episode(name, says):
+    with pytest.raises(ConfigError, match=says):
+        compute((f"{__name__}:{name}",), [said("on"), said("off")], Source())
 
 
 def test_what_a_source_does_not_have_is_of_a_run():

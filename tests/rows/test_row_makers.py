@@ -7,9 +7,10 @@ import pytest
 
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe
-from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits, rows_made
 from perturn.config.stages import policy_of, stages
 from perturn.errors import ConfigError
+from perturn.needs import names_of
 from perturn.rows import ROWS
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory, succeeded
 from small import refusal
@@ -58,7 +59,8 @@ def guest():
 def test_a_row_maker_is_settings_that_make_rows_of_nothing(name):
     """A frozen dataclass with traits and needs; without episodes it makes no rows."""
     maker = made(name)
-    found = maker(RowInputs(correct=lambda wanted: []))
+    nothing = {name: {} for name in names_of(maker.needs)}
+    found = maker(RowInputs(quantities=nothing, correct=lambda wanted: []))
 
     assert is_dataclass(maker)
     assert isinstance(maker.traits, RowTraits)
@@ -78,6 +80,61 @@ def test_a_row_maker_of_another_package_is_named_like_ours(guest):
     assert [stage.name for stage in stages(recipe)] == ["explore", "outcomes", "align"]
     assert [len(row.weight) for row in recipe.rows(RowInputs(explored)).rows] == [1, 2]
     assert recipe.rows(RowInputs()).lacks == "none is a short success"
+
+
+def broken(**members):
+    """A row maker of successes with other members; None: it has no such member."""
+    kept = {name: each for name, each in vars(ShortSuccesses).items() if not name.startswith("__")}
+    kept |= {"__call__": ShortSuccesses.__call__} | members
+    return type("Broken", (), {name: each for name, each in kept.items() if each is not None})
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({"traits": None}, "row maker Broken must have traits; write needs = () and traits = RowTraits("),
+        ({"needs": None}, "row maker Broken must have needs; write needs = () and"),
+        ({"traits": None, "trait": ()}, "Broken has 'trait', which is never read. Did you mean `traits`?"),
+        ({"expert": True}, "Did you mean `RowTraits(expert=...)`?"),
+        ({"several_sample": True}, "Did you mean `RowTraits(several_samples=...)`?"),
+        ({"needs": ["entropy"]}, "must have needs, a tuple of names and requests"),
+        ({"traits": RowTraits("pair")}, "makes unknown rows 'pair'. Did you mean 'pairs'?"),
+        (
+            {"traits": property(lambda self: RowTraits("pairs", bad=1))},
+            "argument 'bad'. Correct its class; see",
+        ),
+        ({"__call__": None}, "row maker Broken must have '__call__', and has none"),
+    ],
+)
+def test_a_row_maker_that_keeps_no_protocol_is_rejected_before_work(members, says):
+    with added("perturn.rows", broken=broken(**members)), pytest.raises(ConfigError) as caught:
+        named("broken")
+
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ([], "the result of row maker Broken must be a perturn.extend.Made, got []"),
+        (
+            Made([Trajectory(Task("a"), ())]),
+            "be of class WeightedTrajectory, since its traits say makes='single', got 'Trajectory'",
+        ),
+    ],
+)
+def test_a_row_maker_returns_rows_of_its_kind(result, says):
+    with pytest.raises(ConfigError) as caught:
+        rows_made(broken(__call__=lambda self, inputs: result)(), RowInputs())
+
+    assert says in str(caught.value)
+
+
+def test_a_row_maker_without_rows_lacks_something():
+    """Even if it does not say what, so that a run does not train on nothing."""
+    for lacks, said in (("", "none became a row"), ("none is short", "none is short")):
+        maker = broken(__call__=lambda self, inputs, lacks=lacks: Made([], lacks=lacks))()
+        assert rows_made(maker, RowInputs()).lacks == said
 
 
 def test_an_alignment_without_rows_pairs_with_the_expert():

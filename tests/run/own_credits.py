@@ -1,5 +1,6 @@
 """Credits of somebody's, most of them wrong in some way."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +46,33 @@ class Listed(Own):
     """One that says what it reads as a list."""
 
     needs: ClassVar[Any] = ["reference"]
+
+
+class Deaf(Own):
+    """One that does not take what it needs."""
+
+    needs = ("entropy",)
+
+    def __call__(self, group, *, entropies):
+        """Ask for another keyword."""
+
+
+class Clever(Own):
+    """One whose traits raise."""
+
+    @property
+    def traits(self):
+        """Name a trait that is not there."""
+        return CreditTraits(need_group=True)
+
+
+@dataclass(frozen=True)
+class Called:
+    """One with a setting that has the key of its own name."""
+
+    needs: ClassVar[Any] = ()
+    traits: ClassVar[Any] = CreditTraits()
+    name: str = "x"
 
 
 class Across(Own):

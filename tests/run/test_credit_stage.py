@@ -157,6 +157,18 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
             [f"credit.name={own_credits.__name__}:Listed"],
             r"must have needs, a tuple .* got \['reference'\]; write needs =",
         ),
+        (
+            [f"credit.name={own_credits.__name__}:Deaf"],
+            r"argument: 'entropies'\. Write def __call__\(self, group, \*, entropy, \*\*_\) in its class",
+        ),
+        (
+            [f"credit.name={own_credits.__name__}:Clever"],
+            r"needs and traits of credit '.*:Clever' cannot be read: TypeError: .* 'need_group'\. Correct its class",
+        ),
+        (
+            [f"credit.name={own_credits.__name__}:Called"],
+            r"has a setting 'name', and credit\.name has another meaning; rename the setting in its class",
+        ),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
 )

@@ -10,7 +10,15 @@ from perturn.api.arguments import trajectories_in
 from perturn.api.weighing import weigh
 from perturn.config.compatibility import providers
 from perturn.config.parsing import build_entry, section_of
-from perturn.config.row_maker_settings import ROWS, Made, RowInputs, RowMaker, RowTraits
+from perturn.config.row_maker_settings import (
+    ROWS,
+    Made,
+    RowInputs,
+    RowMaker,
+    RowTraits,
+    check_row_maker,
+    rows_made,
+)
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import ledger
@@ -55,6 +63,7 @@ def make_rows(
     """
     own = not isinstance(rows, str | Mapping | type) and "traits" in dir(rows)
     maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
+    check_row_maker(maker)
     traits, name = maker.traits, type(maker).__name__
     grouped = traits.makes == "groups"
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
@@ -65,7 +74,8 @@ def make_rows(
     _check_weighing(maker, credit, weighing)
     _check_episodes(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)
-    made = maker(
+    made = rows_made(
+        maker,
         RowInputs(
             explored=episodes,
             experts=experts,
@@ -74,7 +84,7 @@ def make_rows(
             begun=[one for one in (experts if of_expert else episodes) if not failed(one)],
             given=[] if traits.source is None else list(_rows_of(traits)),
             seed=seed,
-        )
+        ),
     )
     found = list(made.rows) if not grouped else _trained(made, traits, credit, weighing)
     if not found:

@@ -17,7 +17,7 @@ from perturn.errors import ConfigError
 from perturn.io.user_paths import user_path
 from perturn.train_processes import leads, world_size
 
-EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
+EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake; 130 Ctrl-C."
 
 STOPPED = 130
 """Exit code after Ctrl-C, the same as typer's."""
@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, with a weight for each turn. A command that was stopped resumes.",
+    help="Post-train LLM agents turn by turn. A command that was stopped resumes.",
     epilog="\n".join(
         (
             "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",

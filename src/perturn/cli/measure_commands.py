@@ -43,7 +43,7 @@ def measure(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the advantage of each turn, and how well each credit agrees with it."""
+    """Measure the advantage of each turn; rate credits by it."""
     names = [name.strip() for name in credits.split(",") if name.strip()]
     wanted = locate("perturn.measure.measure_run:Wanted")(
         names, episodes, continuations, iteration, width, gradients

@@ -7,11 +7,16 @@ from typing import Annotated
 
 from perturn.bounds import EntryOf, bounded
 from perturn.config.sections import COUNT, Tasks
-from perturn.needs import Need
+from perturn.needs import Need, check_declarations
+from perturn.table import check_names
 from perturn.types import Sampling
 
 EXPLORER = EntryOf("explorers", default="rollouts")
 """Mark of the recipe's field `explore`, whose `name` picks an explorer."""
+_MEMBERS = frozenset(
+    {"traits", "needs", "rounds", "check", "begun", "choose", "jobs", "counts", "forecast", "imposed"}
+)
+"""Attributes that are read from an explorer. `imposed` is read from a `Brancher` alone."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,14 @@ class ExploreSettings:
     def rounds(self) -> int:
         """Number of rounds after the rollouts, in the stage `branch`. Each round sees the rounds before it."""
         return 0
+
+
+def check_explorer(explorer: ExploreSettings) -> None:
+    """Reject an explorer with a misspelt name.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    check_names(type(explorer), kind="explorer", known=_MEMBERS, traits=ExplorerTraits)
+    name, protocol = f"explorer {type(explorer).__name__}", "perturn.extend.Explorer"
+    check_declarations(explorer, name, ExplorerTraits, "ExplorerTraits()", protocol)

@@ -18,9 +18,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from perturn.bounds import EntryOf, check_values, hints_of
-from perturn.config.explorer_settings import EXPLORER
+from perturn.config.explorer_settings import EXPLORER, check_explorer
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
-from perturn.config.row_maker_settings import ROWS
+from perturn.config.row_maker_settings import ROWS, check_row_maker
 from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _ENTRIES = {"explore": EXPLORER, "rows": ROWS}
 """Sections of a recipe that are parsed into an entry of a table."""
+_CHECKS: dict[EntryOf, Callable[[Any], None]] = {EXPLORER: check_explorer, ROWS: check_row_maker}
+"""Mark of such a section -> check of its entry."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
@@ -160,6 +162,16 @@ def build(
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
+    own = (
+        {each.name for each in dataclasses.fields(kind)}
+        if dataclasses.is_dataclass(kind := table[name])
+        else ()
+    )
+    if taken := [key for key in also if key in own]:
+        raise ConfigError(
+            f"{where} {name!r} has a setting {taken[0]!r}, and {where}.{taken[0]} has another meaning; rename the "
+            "setting in its class."
+        )
     settings = {key: value for key, value in section.items() if key not in also}
     return parse(table[name], settings, where, also=also, root=root, table=table, guarded=guarded)
 
@@ -174,7 +186,9 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
         root: The dataclass of the whole recipe, for messages; None: the section is used alone.
     """
     name = _value(str, section.get("name", mark.default), f"{where}.name", root)
-    return build(table_of(mark.table), {**section, "name": name}, where, root=root)
+    made = build(table_of(mark.table), {**section, "name": name}, where, root=root)
+    _CHECKS[mark](made)
+    return made
 
 
 def section_of(given: Any, where: str) -> Mapping[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
 
 from perturn.bounds import EntryOf
-from perturn.errors import ConfigError
-from perturn.needs import Distance, Need
+from perturn.errors import ConfigError, check_fit, check_known, check_type
+from perturn.needs import Distance, Need, check_declarations
+from perturn.table import check_members, check_names
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 ROWS = EntryOf("rows", default="expert-pairs")
@@ -170,6 +171,45 @@ class RowMaker(Protocol):
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the training rows of an iteration."""
         ...
+
+
+_CLASSES = {
+    "pairs": PreferencePair,
+    "groups": Trajectory,
+    "single": WeightedTrajectory,
+    "labelled": WeightedTrajectory,
+}
+"""Kind of rows -> class of a row."""
+
+
+def check_row_maker(maker: Any) -> None:
+    """Reject a row maker that does not keep the protocol.
+
+    Raises:
+        ConfigError: If a name is misspelt, a member is missing, or it makes an unknown kind of rows.
+    """
+    name, protocol = f"row maker {type(maker).__name__}", "perturn.extend.RowMaker"
+    check_names(type(maker), kind="row maker", known=("needs", "traits"), traits=RowTraits)
+    check_declarations(maker, name, RowTraits, 'RowTraits("pairs")', protocol)
+    check_members(maker, ("__call__",), "row maker", protocol)
+    check_known(maker.traits.makes, get_args(Kind), f"{name} makes unknown rows {maker.traits.makes!r}")
+
+
+def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:
+    """Return the rows of an iteration, of the kind that the traits of the row maker name.
+
+    `lacks` is never empty if there is no row to train on.
+
+    Raises:
+        ConfigError: If the row maker returns something else.
+    """
+    made, name = maker(inputs), f"row maker {type(maker).__name__}"
+    check_type(f"the result of {name}", made, Made, "a perturn.extend.Made")
+    kind = _CLASSES[maker.traits.makes]
+    strange = next((row for row in made.rows if not isinstance(row, kind)), None)
+    must = f"be of class {kind.__name__}, since its traits say makes={maker.traits.makes!r}"
+    check_fit(strange is None, f"rows of {name}", must, type(strange).__name__)
+    return made if made.rows or made.lacks else replace(made, lacks="none became a row")
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:

@@ -143,7 +143,7 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     """Return the weights of a credit padded with 0 after the end of each episode, float64 [trajectories, turns].
 
     Raises:
-        ValueError: If the credit did not return one weight per turn.
+        ValueError: If the credit did not return one finite weight per turn.
     """
     if [len(one) for one in found] != list(lengths):
         raise ValueError(
@@ -153,6 +153,8 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     padded = torch.zeros(len(found), horizon, dtype=torch.float64)
     for row, one in zip(padded, found, strict=True):
         row[: len(one)] = one
+    if not padded.isfinite().all():
+        raise ValueError(f"{type(credit).__name__} must return finite numbers, got {padded.tolist()}.")
     return padded
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, check_fit, check_known
+from perturn.errors import ConfigError, check_fit, check_known, check_type
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.table import Table, check_names, making, missing_methods
@@ -107,10 +107,15 @@ def compute(
     Raises:
         PerturnError: If a quantity does not exist, or cannot be computed from the source.
     """
-    return {
-        name: quantity.compute(request, episodes, source)
-        for name, (quantity, request) in wanted(needs, reader).items()
-    }
+    found = {}
+    for name, (quantity, request) in wanted(needs, reader).items():
+        computed = quantity.compute(request, episodes, source)
+        check_type(f"what quantity {name!r} computes", computed, Computed, "a Computed, with its entries")
+        must = f"be one for each of the {len(episodes)} episodes"
+        count = len(computed.entries)
+        check_fit(count == len(episodes), f"the entries that quantity {name!r} computes", must, count)
+        found[name] = computed
+    return found
 
 
 def given(found: Mapping[str, Computed]) -> dict[str, Sequence[Any]]:

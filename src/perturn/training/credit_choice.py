@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 from perturn.config.parsing import build
@@ -12,7 +13,7 @@ from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, check_belongs, check_none, check_type
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
-from perturn.needs import Distance, Need, Reference, names_of
+from perturn.needs import Distance, Reference, check_declarations, keywords, names_of
 from perturn.table import check_names
 from perturn.types import Trajectory
 
@@ -52,20 +53,16 @@ def check_credit(credit: Any, name: str) -> None:
 def _faults(credit: Any, name: str) -> Iterator[str]:
     """Yield an error message for each missing or wrong declaration of a credit."""
     members = set(dir(credit))
-    if not {"needs", "traits"} <= members:
+    check_names(type(credit), kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
+    check_declarations(credit, f"credit {name!r}", CreditTraits, "CreditTraits()", "perturn.credit.Credit")
+    keys = sorted(keywords(credit.needs))
+    try:
+        signature(credit).bind((), **dict.fromkeys(keys))
+    except TypeError as error:
         yield (
-            f"credit {name!r} must have {'traits' if 'needs' in members else 'needs'}; write needs = () and traits = "
-            "CreditTraits() in its class if there is nothing to say. See perturn.credit.Credit."
+            f"credit {name!r} must take a group and what it needs by keyword: {error}. Write "
+            f"def __call__(self, {', '.join(['group', *(['*'] if keys else []), *keys, '**_'])}) in its class."
         )
-    if not isinstance(credit.needs, tuple) or not all(isinstance(one, str | Need) for one in credit.needs):
-        yield (
-            f"credit {name!r} must have needs, a tuple of names and requests of what is computed for it, got "
-            f"{credit.needs!r:.80}; write needs = () in its class if there is nothing. See perturn.credit.Credit."
-        )
-    kind = type(credit)
-    check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
-    if not isinstance(credit.traits, CreditTraits):
-        yield f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."
     if credit.traits.sets_clip != ("clips" in members):
         yield (
             f"credit {name!r} must have both the trait sets_clip and a method clips, or neither; see "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.config.recipe import Recipe
-from perturn.config.row_maker_settings import Limit, RowInputs, sense_in
+from perturn.config.row_maker_settings import Limit, RowInputs, rows_made, sense_in
 from perturn.config.stages import Stage, mark, rows_name
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
@@ -45,7 +45,7 @@ def make_rows(session: Session, stage: Stage) -> None:
     )
     with run.stage(stage.name, *files(run, stage)) as counts:
         inputs = _inputs(session, stage)
-        made = recipe.rows(inputs)
+        made = rows_made(recipe.rows, inputs)
         counts |= made.counts
         if grouped:
             locate("perturn.run.stages.group_stage:weigh")(session, stage, made, counts)

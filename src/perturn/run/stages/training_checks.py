@@ -97,7 +97,9 @@ def distances_read(recipe: Recipe) -> set[str]:
 def _makers_of(kind: str) -> list[str]:
     """Return the names of the row makers that make a kind of rows with their default settings."""
     made = {name: at_defaults(each) for name, each in ROWS.items()}
-    return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
+    return [
+        name for name, each in made.items() if each and "traits" in dir(each) and each.traits.makes == kind
+    ]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
