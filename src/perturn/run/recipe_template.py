@@ -253,8 +253,10 @@ def _kinds(env: Any, split: str) -> Counter[str]:
 def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the protocol that a policy of the package was trained under; None for other models or environments."""
     file = shipped_recipe(model) if model in PACKAGED else None
-    made_by = None if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))
-    fits = made_by is not None and made_by["environment"]["name"] == environment["name"]
+    if file is None:
+        return None
+    made_by = yaml.safe_load(file.read_text(encoding="utf-8"))
+    fits = made_by["environment"]["name"] == environment["name"]
     return dict(made_by["protocol"]) if fits else None
 
 
