@@ -326,3 +326,23 @@ def test_a_task_whose_data_has_the_key_of_listed_values_is_refused():
 
     with pytest.raises(EnvironmentFailure, match="Task t has the key 'listed'"):
         world.tasks("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("x = 1\ny = [][0]\n", "(at {file}:2); correct this line."),
+        ("x = (\n", "({name}, line 1); correct this line."),
+        ("class Other:\n    pass\n", "write it as module:Class or file.py:Class. Known: Other"),
+    ],
+    ids=["raises", "is not Python", "has another class"],
+)
+def test_a_file_that_cannot_be_loaded_is_to_be_corrected(tmp_path, text, remedy):
+    """A class that is not in it is to be named otherwise."""
+    file = tmp_path / f"broken{len(text)}.py"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        load_object(f"{file}:World")
+
+    assert remedy.format(file=file, name=file.name) in str(refused.value)
