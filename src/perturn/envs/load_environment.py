@@ -55,7 +55,11 @@ def load_object(name: str) -> Any:
     except Exception as error:  # a module is user code and may raise anything
         known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
         where = _at(error, module)
-        remedy = "correct this line" if where or isinstance(error, SyntaxError) else "write it as module:Class or file.py:Class"
+        remedy = (
+            "correct this line"
+            if where or isinstance(error, SyntaxError)
+            else "write it as module:Class or file.py:Class"
+        )
         raise ConfigError(
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}{where}; {remedy}.{known}"
         ) from error
