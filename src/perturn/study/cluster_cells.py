@@ -76,7 +76,7 @@ class Nodes:
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """Return an idle server, or start a new one.
+        """Return an idle server, or start a new one. If its node is lost meanwhile, start one on another node.
 
         Raises:
             ConfigError: If the node has another version of perturn, or does not see the study's folder.
@@ -84,10 +84,19 @@ class Nodes:
         if self._idle:
             return self._idle.pop()
         need: dict[str, Any] = {"num_cpus": self._cluster.engine_cpus, "num_gpus": self._cluster.engine_gpus}
-        actor = self.connection.actor(CellServer, os.getcwd(), **need)
-        server = Server(actor, actor.identity.remote(), actor.identity.remote())
-        self._check(server)
-        return server
+        tries = 0
+        while True:
+            tries += 1
+            actor = self.connection.actor(CellServer, os.getcwd(), **need)
+            server = Server(actor, actor.identity.remote(), actor.identity.remote())
+            try:
+                self._check(server)
+            except Lost as error:
+                self.connection.end(server)
+                if error.cause is None and tries < _TRIES:
+                    continue
+                raise self._unfit(str(error)) from error
+            return server
 
     def _check(self, server: Server) -> None:
         probe, text = self._folder / f".{uuid4().hex}", uuid4().hex
@@ -95,15 +104,16 @@ class Nodes:
         try:
             check_identity("a node of the cluster", self.connection.get(server.identity))
             if not self.connection.get(server.actor.holds.remote(str(probe), text)):
-                raise Lost("it does not see the folder", None)
-        except Lost as error:
-            self.connection.end(server)
-            raise ConfigError(
-                f"a node of the cluster cannot work in {self._folder.absolute()}: {error}; put `output` on a file "
-                "system that all nodes have under that path, or leave `cluster` out."
-            ) from error
+                self.connection.end(server)
+                raise self._unfit("it does not see the folder")
         finally:
             probe.unlink()
+
+    def _unfit(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"a node of the cluster cannot work in {self._folder.absolute()}: {why}; put `output` on a file system that "
+            "all nodes have under that path, or leave `cluster` out."
+        )
 
     def release(self, server: Server) -> None:
         """Mark a server as idle."""
