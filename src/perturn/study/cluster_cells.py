@@ -111,8 +111,8 @@ class Nodes:
 
     def _unfit(self, why: str) -> ConfigError:
         return ConfigError(
-            f"a node of the cluster cannot work in {self._folder.absolute()}: {why}; put `output` on a file system that "
-            "all nodes have under that path, or leave `cluster` out."
+            f"a node of the cluster cannot work in {self._folder.absolute()}: {why}; put `output` on a file system "
+            "that all nodes have under that path, or leave `cluster` out."
         )
 
     def release(self, server: Server) -> None:
