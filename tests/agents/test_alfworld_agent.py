@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import perturn
-from perturn.envs.load_environment import load_object
+from perturn.io.user_code import load_object
 from perturn.types import EpisodeProtocol, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"

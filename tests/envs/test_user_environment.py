@@ -7,11 +7,12 @@ import pytest
 
 from perturn.cli import main
 from perturn.envs.environment_check import check_environment
-from perturn.envs.load_environment import load_object, make_environment
+from perturn.envs.load_environment import make_environment
 from perturn.envs.user_environment import OwnWorld, at_border
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.io.user_code import load_object
 from perturn.run.protocol_rules import first_split
 from perturn.types import Observation, Task
 from support.guess import Guess, game

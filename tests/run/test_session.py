@@ -11,10 +11,11 @@ from perturn.config.evaluation_settings import Evaluate
 from perturn.config.recipe import Recipe
 from perturn.config.sections import ModelSettings, ProtocolSettings, Tasks
 from perturn.engines import ENGINES
-from perturn.envs.load_environment import environment_maker, load_object
+from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.io.user_code import load_object
 from perturn.run.protocol_rules import evaluation_sampling, make_protocol
 from perturn.run.served_policy import engine_settings
 from perturn.run.task_lists import choose_tasks, panel_digest

@@ -9,9 +9,10 @@ import pytest
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.outside_files import named_inputs
 from perturn.config.parsing import parse
+from perturn.data.code_inputs import files_beside
 from perturn.data.file_seals import read_manifest
-from perturn.envs.load_environment import files_beside, module_files
 from perturn.errors import ConfigError, RunError
+from perturn.io.user_code import module_files
 from perturn.run.execute import open_run
 from perturn.run.recorded_inputs import changes, refuse_changed
 from support.inputs import WORLD, edited, made, noted, played, recipe_of

@@ -82,7 +82,7 @@ def check_env(
 ) -> None:
     """Check an environment and print the rules it is played by."""
     from perturn.envs.environment_check import check_environment
-    from perturn.envs.load_environment import load_object
+    from perturn.io.user_code import load_object
     from perturn.run.protocol_rules import check_rules
 
     with at_work(f"checking {environment}"):

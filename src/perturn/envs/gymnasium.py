@@ -20,8 +20,8 @@ from perturn.envs.adapter_values import (
     task_seed,
 )
 from perturn.envs.async_worlds import WorldLoop
-from perturn.envs.load_environment import load_object
 from perturn.errors import EnvironmentFailure
+from perturn.io.user_code import load_object
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 

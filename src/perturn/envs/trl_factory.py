@@ -14,10 +14,10 @@ from perturn.bounds import CODE, MAYBE_PATH, ROWS, OneOf
 from perturn.envs.adapter_values import as_number, schema_of
 from perturn.envs.async_worlds import WorldLoop
 from perturn.envs.json_rows import numbered_rows
-from perturn.envs.load_environment import load_object
 from perturn.episodes.tool_calls import ToolCall, read_action
 from perturn.errors import EnvironmentFailure, check_known, required
 from perturn.io.read_input import user_path
+from perturn.io.user_code import load_object
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 

@@ -8,8 +8,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, check_fit, check_known, check_type
+from perturn.io.user_code import load_object
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.table import Table, check_names, making, missing_methods

@@ -18,6 +18,7 @@ from perturn.config.outside_files import Named, named_inputs, written
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
 from perturn.config.stages import stages
+from perturn.data.code_inputs import files_beside
 from perturn.data.file_seals import read_manifest, without_removed
 from perturn.data.input_digests import (
     Change,
@@ -32,9 +33,9 @@ from perturn.data.input_digests import (
 from perturn.data.run_folder import Run, run_folder
 from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
-from perturn.envs.load_environment import files_beside, load_object, module_files
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats.column_files import HubName, hub_name, hub_rows
+from perturn.io.user_code import load_object, module_files
 from perturn.table import guarded, locate
 from perturn.table_index import table
 from perturn.traits import traits_of

@@ -19,10 +19,10 @@ from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.engines.engine_process import EngineProcess
-from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, RunError, check_known, check_type, did_you_mean
 from perturn.io.atomic_write import write_whole
+from perturn.io.user_code import load_object
 from perturn.run.judging.side_engines import checked_settings
 from perturn.run.policy_origin import Maker
 from perturn.run.protocol_rules import make_protocol

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, get_args
 
 from perturn.config.evaluation_settings import SELECT, Candidates
 from perturn.config.parsing import build
-from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, check_fit, check_known
+from perturn.io.user_code import load_object
 from perturn.select import SELECTORS
 from perturn.select.protocol import (
     ActionScorer,

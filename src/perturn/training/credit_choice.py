@@ -9,8 +9,8 @@ from typing import Any
 
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
-from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, check_belongs, check_none, check_type
+from perturn.io.user_code import load_object
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Reference, check_declarations, keywords, names_of

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs.json_rows import read_rows
-from perturn.envs.load_environment import load_object
 from perturn.errors import DataError, check_fit, check_known
 from perturn.faults import task_fault
+from perturn.io.user_code import load_object
 from perturn.types import Task
 
 _OWN = ("id", "kind", "split")

@@ -23,13 +23,13 @@ from perturn.envs.agent.agent_expert import Expert
 from perturn.envs.agent.agent_launch import Command, Launch, function_of
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
-from perturn.envs.load_environment import load_object, module_files
 from perturn.envs.world_process import without_secrets
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fit, required
 from perturn.io.plain_data import told
+from perturn.io.user_code import load_object, module_files
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
 

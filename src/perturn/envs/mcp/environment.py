@@ -16,13 +16,13 @@ from perturn.bounds import PATH, SECONDS, Bound
 from perturn.config.parsing import parse
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
 from perturn.envs.json_rows import read_rows
-from perturn.envs.load_environment import load_object
 from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
 from perturn.errors import check_known as check_listed
 from perturn.io.read_input import check_shape, user_path
+from perturn.io.user_code import load_object
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 

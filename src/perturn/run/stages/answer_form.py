@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perturn.config.recipe import Recipe
 from perturn.envs import ENVIRONMENTS
-from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import check_fit
+from perturn.io.user_code import load_object
 from perturn.quantities.answer_turns import MARK
 from perturn.run.protocol_rules import make_protocol
 from perturn.traits import traits_of

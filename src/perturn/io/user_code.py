@@ -1,0 +1,184 @@
+"""Import an object of the user's code by its name, and find the source files of this code."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from perturn.errors import ConfigError, did_you_mean
+
+_PERTURN = Path(__file__).parents[1]
+
+
+def load_object(name: str) -> Any:
+    """Import `module:attribute` or `file.py:attribute` and return the attribute.
+
+    Modules in the current folder are found too. A file is loaded by its path. So two files may have the same name, and
+    a file may have the name of an installed package.
+
+    Raises:
+        ConfigError: If the module or the attribute does not exist, or the import fails.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigError(f"{name!r} names no class; write it as {module}:CLASS.{_classes_of(module)}")
+    try:
+        found = _module_of_file(module) if module.endswith(".py") else _module_of_name(module)
+        if not hasattr(found, attribute):
+            raise AttributeError(f"the module has no {attribute!r}")
+        return getattr(found, attribute)
+    except Exception as error:  # a module is user code and may raise anything
+        known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
+        where = _at(error, module)
+        remedy = (
+            "correct this line"
+            if where or isinstance(error, SyntaxError)
+            else "write it as module:Class or file.py:Class"
+        )
+        raise ConfigError(
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}{where}; {remedy}.{known}"
+        ) from error
+
+
+def _module_of_name(module: str) -> ModuleType:
+    """Import a module by its dotted name, also from the current folder."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
+
+
+def _module_of_file(file: str) -> ModuleType:
+    """Import a module from a file, and search the file's folder for the module's own imports."""
+    path = Path(os.path.abspath(file))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    for name in (path.stem, f"{path.stem}@{path.parent}"):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            break
+        if (own := getattr(loaded, "__file__", None)) and os.path.exists(own) and path.samefile(own):
+            return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return made
+
+
+def _classes_of(module: str, wanted: str = "") -> str:
+    """Return a hint that names the classes of a local module, without running it; empty if it has no class."""
+    _, files = module_files(f"{module}:")
+    body = parsed(files[0]).body if files else []
+    names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
+    return did_you_mean(wanted, names) if names else ""
+
+
+def _at(error: Exception, module: str) -> str:
+    """Return the file and line of a local module where its import failed; empty if the error arose elsewhere."""
+    file = os.path.abspath(module)
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    return f" (at {module}:{lines[-1]})" if lines else ""
+
+
+def module_files(name: str) -> tuple[Path, list[Path]]:
+    """Return the source files of `module:object` or `file.py:object`, without running them.
+
+    The result has the module's own file and the local modules that it imports, directly or not. Files of installed
+    packages are left out, since a run records the versions of packages.
+
+    Args:
+        name: Name in the form that `load_object` takes.
+
+    Returns:
+        The folder from which local modules are imported, and the files; no file if the module is not found.
+    """
+    module = name.partition(":")[0]
+    if module.endswith(".py"):
+        first = Path(os.path.abspath(module))
+        root = first.parent
+    else:
+        first = _source_of(module)
+        root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    if not first.is_file() or _is_installed(first):
+        return root, []
+    found: dict[Path, None] = {}
+    waiting = [first]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found[file] = None
+            waiting += _imported(file, root)
+    return root, list(found)
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module, found as `load_object` finds it; if there is none, a path that does not exist."""
+    folders: list[str] | None = [os.getcwd(), *sys.path]
+    missing = Path(os.path.abspath(module.replace(".", os.sep) + ".py"))
+    parts = module.split(".")
+    for number in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
+        if (
+            spec is None and number == 0 and parts[0] not in sys.modules
+        ):  # an editable installation has its own finder
+            spec = importlib.util.find_spec(parts[0])
+        if spec is None:
+            return missing
+        if number == len(parts) - 1:
+            return Path(os.path.abspath(spec.origin)) if spec.has_location and spec.origin else missing
+        folders = list(spec.submodule_search_locations or [])
+    return missing
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether a file belongs to an installed package, to Python or to Perturn."""
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), str(_PERTURN)]
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def parsed(file: Path) -> ast.Module:
+    """Return the syntax tree of a file; an empty tree for invalid Python, which importing the file reports."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (ValueError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the files of the local modules that a file imports."""
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _modules(root, each.name)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1] if node.level else root
+            for each in node.names:
+                yield from _modules(folder, ".".join(filter(None, (node.module, each.name))))
+
+
+def _modules(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a dotted module name below a folder: the `__init__.py` of its packages, and the module."""
+    for part in name.split("."):
+        for file in (folder / f"{part}.py", folder / part / "__init__.py"):
+            if file.is_file() and not _is_installed(file):
+                yield file
+        folder = folder / part
