@@ -370,7 +370,7 @@ def clock(seconds: float) -> str:
 
 
 def _rate(rate: float, unit: str) -> str:
-    """Return a rate as items per second, or below one as seconds per item."""
+    """Return a rate in items per second; a rate below 1 is given in seconds per item."""
     if rate >= 1:
         return f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s"
     each = f"per {unit.removesuffix('s')}" if unit else "each"
