@@ -116,10 +116,10 @@ class PlainTokens:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def context(self, token: str) -> str:
-        """Return the text after which to tokenize the text that follows a control token.
+        """Return the prefix with which to tokenize a text that follows a control token.
 
-        This is the token itself, which never merges with other text. If the tokenizer strips white space after the
-        token, it is a line break instead.
+        The prefix is the token itself, which never merges with other text. If the tokenizer strips white space after
+        the token, the prefix is a line break.
         """
         return ANCHORS[0] if token in self._strip else token
 

@@ -73,7 +73,7 @@ class Evaluate:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Needs of the selector, in the words of `perturn.select.SelectorTraits`; empty without a selector."""
+        """Needs of the selector, as named in `perturn.select.SelectorTraits`; empty without a selector."""
         if self.select is None:
             return frozenset()
         traits: Any = locate("perturn.select.lookup:traits_of")(self.select)

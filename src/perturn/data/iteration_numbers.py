@@ -41,7 +41,7 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
     Returns:
         A dictionary, or None if nothing was counted. `asked`: the total; `bins`: counts that sum to `asked`; `groups`:
-        counts of groups, for a credit; `unit`: the counted unit. Its values are `episodes`; `memberships`, where an
+        counts of groups, for a credit; `unit`: the counted unit. The unit is `episodes`; `memberships`, where an
         episode counts once for each turn at which it branches; `steps`, from one branching turn of an episode to the
         next; and `nodes` of trees at which several different actions were taken.
     """

@@ -20,7 +20,7 @@ from rich.text import Text
 _BURST = 0.5
 """Time within which amounts count as one burst, in seconds."""
 _SPAN = 30.0
-"""Minimum time over which a rate is taken, in seconds. Later, it is the last half of the elapsed time."""
+"""Minimum time over which a rate is measured, in seconds. Later, a rate covers the last half of the elapsed time."""
 
 
 class Pace:

@@ -54,7 +54,7 @@ class Desk:
         self._sessions: dict[str, Session] = {}
         self._kept: set[str] = set()  # sessions that a caller in this process opened
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
-        """Name of an ended session of a caller -> session, whether a limit ended it, and its error."""
+        """Name of a caller's ended session -> (session, whether a limit ended it, error)."""
         self._ends: OrderedDict[str, str] = OrderedDict()  # name of an ended session -> reason of the end
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}

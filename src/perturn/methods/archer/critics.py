@@ -132,7 +132,7 @@ def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Cr
         V = argmin mean (V - Q')^2           + penalty d |w - w_0|^2
 
     w are the d weights on standardized features, and w_0 these weights before the iteration. The constant of a head has
-    no penalty. Means run over the turns of all episodes; an episode counts as often as it was drawn.
+    no penalty. Means are over the turns of all episodes. An episode that was drawn several times counts several times.
 
     Args:
         critics: Critics before the iteration.

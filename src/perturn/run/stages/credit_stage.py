@@ -331,7 +331,7 @@ def _other(
     weigher: _Weigher | None,
     weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Return the rows of the credit to compare with, from its file if stored, else computed for its own members.
+    """Return the rows of the credit to compare with: stored rows, or else rows computed for its group members.
 
     A credit with a learned state must be computed for all iterations, even if rows are stored.
     """
