@@ -275,7 +275,7 @@ class Desk:
         ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
         self._ending += 1
         ended.add_done_callback(self._is_ended)
-        return await asyncio.shield(ended)  # goes on if the client disconnects
+        return await asyncio.shield(ended)  # continues if the client disconnects
 
     def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
         self._ending -= 1
