@@ -112,7 +112,7 @@ Decode = Callable[[Sequence[int], bool], str]
 
 @dataclass(frozen=True)
 class Fields:
-    """Record fields that the user names, each as a path such as `metadata.user_id`.
+    """Names of a record's fields, given by the user, each as a path such as `metadata.user_id`.
 
     If a field is None, the usual fields of the format are read instead.
     """
