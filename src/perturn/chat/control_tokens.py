@@ -243,7 +243,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _quoted(value: Any, pattern: re.Pattern[str]) -> Any:
-    """Return a nested value with each match of a pattern in its texts broken up by the mark."""
+    """Return a nested value in whose texts the mark breaks up each match of a pattern."""
     if isinstance(value, str):
         return pattern.sub(lambda match: _break(match[0]), value)
     if isinstance(value, Mapping):
