@@ -41,9 +41,10 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
     Returns:
         A dictionary, or None if nothing was counted. `asked`: the total; `bins`: counts that sum to `asked`; `groups`:
-        counts of groups, for a credit; `unit`: the counted unit. The unit is `episodes`; `memberships`, where an
-        episode counts once for each turn at which it branches; `steps`, from one branching turn of an episode to the
-        next; and `nodes` of trees at which several different actions were taken.
+        counts of groups, for a credit; `unit`: the counted unit. The unit is one of four. `episodes`: each episode
+        counts once. `memberships`: an episode counts once for each turn at which it branches. `steps`: parts of an
+        episode from one branching turn to the next. `nodes`: nodes of trees at which several different actions were
+        taken.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:
