@@ -193,12 +193,12 @@ class _Ridge:
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features after each action and a 1, one tensor per episode [turns, features + 1]."""
+    """Return the standardized features after each action, with a 1 appended, per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_q, critics.scale_q) for own in rows.behind]
 
 
 def before(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features before each action and a 1, one tensor per episode [turns, features + 1]."""
+    """Return the standardized features before each action, with a 1 appended, per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_v, critics.scale_v) for own in rows.before]
 
 
