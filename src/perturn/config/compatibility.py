@@ -33,8 +33,8 @@ _PROVIDED = {
 by its name."""
 
 Needs = Iterable[str | Collection[str]]
-"""Kinds of episodes that a row maker, credit or evaluation needs from the explorer. An entry that is a collection of
-kinds needs one of them."""
+"""Kinds of episodes that a row maker, credit or evaluation needs from the explorer. If an entry is a collection of
+kinds, one of these kinds is enough."""
 
 
 def explorer_name(recipe: Recipe) -> str:
