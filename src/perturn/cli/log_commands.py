@@ -83,7 +83,7 @@ def import_logs(
     model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes token ids.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert logs of model calls, and rollouts of other trainers, to rows for offline training."""
+    """Turn logs of model calls, and rollouts of other trainers, into rows for offline training."""
     from perturn.formats.logs.log_entries import Fields
     from perturn.rows.group_pairs import GroupPairs
     from perturn.run.log_import.import_logs import LogSettings

@@ -207,8 +207,8 @@ class Connection:
 def _end_without_head(ray: Any) -> None:
     """End this process with an error if the head of the cluster is lost.
 
-    Without a head, calls of Ray block outside Python, so that no exception can reach them, and after a minute Ray ends
-    the process without a word on what to do.
+    Without a head, calls of Ray block outside Python, so no exception can reach them. After a minute, Ray ends the
+    process without a message on what to do.
     """
 
     def address() -> str | None:

@@ -20,7 +20,7 @@ _SAMPLES = {"episodes": 8, "actions": 4}
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """Settings of the candidates, which `evaluate.select` has for every selector, besides the selector's own settings."""
+    """Settings of the candidates, which `evaluate.select` has besides the settings of each selector."""
 
     among: Literal["episodes", "actions"] = "episodes"
     """Kind of candidate. episodes: play each task several times and score one of its episodes. actions: sample several
