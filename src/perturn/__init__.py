@@ -41,7 +41,7 @@ _TORCH = {
     "TurnConfig": "perturn.training.turn_config:TurnConfig",
     "TurnTrainer": "perturn.training.turn_trainer:TurnTrainer",
 }
-"""Names that are loaded when they are asked for, since they bring torch and transformers."""
+"""Public names that are imported on first use, since their modules import torch and transformers."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m perturn`: the command line, where the script is not on the path, as under `accelerate launch -m`."""
+"""`python -m perturn` runs the command line where its script is not on the path, as under `accelerate launch -m`."""
 
 from perturn.cli import main
 

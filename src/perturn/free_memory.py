@@ -1,4 +1,4 @@
-"""Return of free memory to the operating system: glibc, and torch's GPU allocator, otherwise keep freed memory."""
+"""Return free memory to the operating system, since glibc and torch's GPU allocator keep it otherwise."""
 
 from __future__ import annotations
 

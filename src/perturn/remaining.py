@@ -1,4 +1,4 @@
-"""Remaining distance to a success before and after a turn, and which turns were errors by this measure."""
+"""Remaining distance to a success before and after a turn. A turn that does not reduce it is an error."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Turn:
 
 
 def misplaced(turns: Sequence[Turn], history: int | None = None) -> str | None:
-    """Return the first error in `follows` and `opening` of an episode's turns, as text; None: there is none.
+    """Return a description of the first error in `follows` and `opening` of an episode's turns; None if they are valid.
 
     Args:
         turns: Turns of the episode, in the order in which they were taken.

@@ -107,7 +107,8 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """Function from the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """Function (module, name, settings) -> estimator, and whether it reads V. Settings that are read are removed."""
+    """Function (module, name, settings) -> (estimator, whether the estimator reads V). It removes the settings that it
+    reads."""
 
 
 def is_released(name: str) -> bool:

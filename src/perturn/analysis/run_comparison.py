@@ -1,4 +1,4 @@
-"""Compare the last policies of several runs with the first run's, if the tasks are equal."""
+"""Compare each further run's last policy with the first run's last policy, if the tasks are equal."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Versus:
     differs: tuple[str, ...] = ()
     """Differences between the protocols of comparable runs, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
-    """The two sets of episodes, by their names in the links of the page."""
+    """Names of the two compared sets of episodes, as in the links of the page."""
 
 
 def compare_runs(folders: Sequence[Path]) -> list[Versus]:
-    """Compare the last policy of each further run with the first run's; for one run, compare all its policies.
+    """Compare each further run's last policy with the first run's last policy; for one run, compare its policies.
 
     Raises:
         RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.

@@ -244,7 +244,7 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
 
 
 def _percentile(counts: Sequence[int], percent: int) -> int:
-    """Return a percentile: the smallest count that at least `percent` percent of all counts do not exceed."""
+    """Return a percentile: the smallest count that is at least as large as `percent` percent of all counts."""
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 

@@ -34,8 +34,8 @@ def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
     errors compound, as analyses of imitation learning assume, the error rate is higher after a first error than before.
 
     Source: Ross and Bagnell 2010, "Efficient Reductions for Imitation Learning", Theorem 2.1, for compounding errors.
-    tlm-DRE and DMPO (arXiv:2406.14868, Section 1) assume them. Differs: compounding is measured here, and is not
-    assumed.
+    tlm-DRE and DMPO (arXiv:2406.14868, Section 1) assume that errors compound. Differs: compounding is measured here,
+    and is not assumed.
 
     Args:
         trajectories: Episodes of one policy. Unfinished and FAILED episodes are left out.

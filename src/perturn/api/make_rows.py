@@ -97,7 +97,7 @@ def make_rows(
 def _without_branches(
     episodes: Sequence[Trajectory], experts: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Split episodes into episodes that resume no other given episode, and branches, which do."""
+    """Split episodes into two lists: episodes that resume no given episode, and branches of given episodes."""
     begun = {one.key for one in (*episodes, *experts)}
     resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
     pairs = list(zip(episodes, resumes, strict=True))

@@ -25,7 +25,7 @@ class Traffic:
     opened: int = 0
     """Number of turns that start another conversation without changing an earlier message, as a sub-agent does."""
     broken: Counter[str] = field(default_factory=Counter)
-    """Number of turns that start another conversation because an earlier message was changed, by the changed part."""
+    """Changed part of an earlier message -> number of turns that start another conversation because of this change."""
 
     def add(self, episode: Trajectory) -> None:
         """Count the turns of an episode."""

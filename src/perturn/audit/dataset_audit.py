@@ -44,8 +44,9 @@ def audit(
         data: Rows from any source, or a run folder. From a run, the recorded training rows are read: expert
             trajectories, pairs, explored groups and outcomes.
         model: Model whose tokenizer, chat template and context length are used.
-        max_length: Length limit in tokens. If None, the run's limit is used, or else the model's context length.
-        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
+        max_length: Length limit in tokens. None: the run's limit, or else the model's context length.
+        chat_template: Name, file or Jinja text of a chat template. None: the run's chat template, or else the
+            tokenizer's.
 
     Raises:
         PerturnError: If the data cannot be read, or the model does not exist.

@@ -53,9 +53,10 @@ def view_of(
     Args:
         data: A source of rows, or a run folder.
         model: Model whose tokenizer is used.
-        loss_name: Loss whose weights are shown. If None, it is the loss of the run's alignment, or else tlm-dre.
-        max_length: Length limit in tokens. If None, the run's limit is used, or else no limit.
-        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
+        loss_name: Loss whose weights are shown. None: the loss of the run's stage `align`, or else tlm-dre.
+        max_length: Length limit in tokens. None: the run's limit, or else no limit.
+        chat_template: Name, file or Jinja text of a chat template. None: the run's chat template, or else the
+            tokenizer's.
 
     Raises:
         PerturnError: If the model does not exist, or its chat template cannot be used.

@@ -181,11 +181,12 @@ def inspect(
     Args:
         data: Rows from any source, or a run folder.
         model_name: Reference policy and tokenizer.
-        loss_name: Loss whose turn weights are shown. If None, it is the run's loss, or else tlm-dre.
+        loss_name: Loss whose turn weights are shown. None: the run's loss, or else tlm-dre.
         console: Console for the output.
         max_length: Length limit in tokens, as in training.
         limit: Maximum number of rows to print. Totals include all rows.
-        chat_template: Name, file or Jinja text of a chat template. If None, the run's is used, or else the tokenizer's.
+        chat_template: Name, file or Jinja text of a chat template. None: the run's chat template, or else the
+            tokenizer's.
 
     Raises:
         ConfigError: If the loss does not exist.

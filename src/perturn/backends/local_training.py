@@ -36,7 +36,7 @@ class LocalTraining:
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Load the policy; if its optimizer continues, its adapters are trained further. The trainer loads it."""
+        """Load the policy; if training resumes its optimizer, load its adapters as trainable weights."""
         self._start = start
         own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
         self._further = resumes and own

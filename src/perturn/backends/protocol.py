@@ -1,4 +1,4 @@
-"""Interfaces of backends: their settings, which check and open them, and an open backend."""
+"""Interfaces of training backends: the settings, which check and open a backend, and the open backend."""
 
 from __future__ import annotations
 

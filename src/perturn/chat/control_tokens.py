@@ -116,10 +116,10 @@ class PlainTokens:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def context(self, token: str) -> str:
-        """Return the text after which to tokenize the text that follows a control token.
+        """Return the prefix with which to tokenize a text that follows a control token.
 
-        This is the token itself, which never merges with other text. If the tokenizer strips white space after the
-        token, it is a line break instead.
+        The prefix is the token itself, which never merges with other text. If the tokenizer strips white space after
+        the token, the prefix is a line break.
         """
         return ANCHORS[0] if token in self._strip else token
 
@@ -243,7 +243,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _quoted(value: Any, pattern: re.Pattern[str]) -> Any:
-    """Return a nested value with each match of a pattern in its texts broken up by the mark."""
+    """Return a nested value in whose texts the mark breaks up each match of a pattern."""
     if isinstance(value, str):
         return pattern.sub(lambda match: _break(match[0]), value)
     if isinstance(value, Mapping):

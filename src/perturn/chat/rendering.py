@@ -145,7 +145,7 @@ class ChatTemplate:
         )
 
     def end_of(self, text: str, action: Action) -> str:
-        """Return the text of the token that ended a turn, or an empty text; the next text is tokenized after it."""
+        """Return the text of the token that ended a turn, or an empty text. It precedes the next text to tokenize."""
         end = next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
         if not end or not action.token_ids or action.token_ids[-1] not in self.special_ids:
             return end

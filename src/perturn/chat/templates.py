@@ -162,14 +162,15 @@ _THOUGHT = f"<think>\n{_DARK}\n</think>\n\n"
 
 _ASKED = ([_user("Hi")], [_SYSTEM, _user("Hi")])
 _ANSWERED = ([_user("Hi"), _says("Hello")], [_user("Hi"), _says("Hello"), _user("Go")])
-"""Conversations by which a stock template is recognised. It must render all conversations of the first group like
-Perturn's template, and at least one of the second group, since no change affects both of the second group."""
+"""Two groups of conversations by which a stock template is recognised. It must render the whole first group, and at
+least one conversation of the second group, like Perturn's template. No change of Perturn affects both conversations of
+the second group."""
 
 _THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning=_DARK)]
 """Conversation that decides between two templates of Perturn if both match."""
 
 _CALLED = [_user("Hi"), _says("", _IDS[0]), _result(_IDS[0])]
-"""Conversation with a tool call that a stock template must render like Perturn's template, or it is replaced."""
+"""Conversation with a tool call. A stock template that renders it differently from Perturn's template is replaced."""
 
 _OF_AGENTS = (
     [_SYSTEM, _user("Hi"), _says("Hello"), _user("Go"), _says("Gone")],

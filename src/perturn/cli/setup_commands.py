@@ -80,7 +80,7 @@ def check_env(
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment and print the rules it is played by."""
+    """Check an environment, and print the rules of its episodes."""
     from perturn.envs.environment_check import check_environment
     from perturn.io.user_code import load_object
     from perturn.run.protocol_rules import check_rules

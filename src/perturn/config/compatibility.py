@@ -33,7 +33,8 @@ _PROVIDED = {
 by its name."""
 
 Needs = Iterable[str | Collection[str]]
-"""Kinds of episodes that a reader needs from the explorer. Of a collection of kinds, one kind is enough."""
+"""Kinds of episodes that a row maker, credit or evaluation needs from the explorer. If an entry is a collection of
+kinds, one of these kinds is enough."""
 
 
 def explorer_name(recipe: Recipe) -> str:
@@ -53,11 +54,11 @@ def _explorers() -> dict[str, ExploreSettings]:
 
 
 def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
-    """Return a message that says why a reader cannot use the explorer's episodes; None if it can.
+    """Return the reason why a row maker, credit or selector cannot read the explorer's episodes; None if it can.
 
     Args:
         recipe: A recipe with an explorer.
-        reader: The reader in the words of the message, such as `rows.name=tree-pairs`.
+        reader: Name of the row maker, credit or selector in the message, such as `rows.name=tree-pairs`.
         needs: Kinds of episodes that the reader needs from the explorer.
         takes: Properties of episodes that the reader accepts; see `IMPOSED`.
     """

@@ -20,7 +20,7 @@ _SAMPLES = {"episodes": 8, "actions": 4}
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """Settings of `evaluate.select` about the candidates, which every selector has besides its own settings."""
+    """Settings of the candidates, which `evaluate.select` has besides the settings of each selector."""
 
     among: Literal["episodes", "actions"] = "episodes"
     """Kind of candidate. episodes: play each task several times and score one of its episodes. actions: sample several
@@ -73,7 +73,7 @@ class Evaluate:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Needs of the selector, in the words of `perturn.select.SelectorTraits`; empty without a selector."""
+        """Needs of the selector, as named in `perturn.select.SelectorTraits`; empty without a selector."""
         if self.select is None:
             return frozenset()
         traits: Any = locate("perturn.select.lookup:traits_of")(self.select)

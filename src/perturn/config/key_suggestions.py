@@ -29,9 +29,9 @@ def entry_of(hint: Any) -> EntryOf | None:
 
 
 def keys_of(kind: Any, where: str = "") -> Iterator[str]:
-    """Yield all dotted keys of a settings dataclass: sections, their keys, and `name` of sections that pick an entry.
+    """Yield all dotted keys of a settings dataclass: sections, their keys, and `name` of sections that select an entry.
 
-    A section that is parsed into an entry of a table yields the keys of all entries of this table.
+    If a section selects an entry of a table, the keys of all entries of this table are yielded.
 
     Args:
         kind: The dataclass.
@@ -51,7 +51,7 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
 
 
 def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each dotted key that picks an entry, such as `rows.name`, with the name of the table."""
+    """Yield each dotted key whose value selects an entry of a table, such as `rows.name`, with the table's name."""
     hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
@@ -94,7 +94,7 @@ def unknown_key(
             key.
         others: Names of the entries in the section's table that have a setting of this name.
         typed: The whole key as the user wrote it, for the message. None: the key itself.
-        picked: Keys that pick an entry, each with the name of its table, from `picks`.
+        picked: Result of `picks`: keys that select an entry of a table, each with the table's name.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if not others and (peer := peers().get(last)) is not None:
@@ -166,7 +166,7 @@ def _rest(value: Any) -> list[str]:
 
 
 def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return keys with the same last part: first from below the key's section, then from the sections of `_FIRST`."""
+    """Return known keys with the same last part: first keys of the key's section, then keys of `_FIRST`."""
     section, _, last = key.rpartition(".")
     within = [section] if section else []
     first = list(dict.fromkeys((*within, *_FIRST)))

@@ -85,7 +85,7 @@ def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterato
 
 
 def _texts(value: Any, kind: str, where: str) -> Iterator[Named]:
-    """Yield each text in a value as an input. A text in a list or mapping has its own dotted key."""
+    """Yield an input for each text in a value. A text in a list or mapping has its own dotted key."""
     items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
         items = ((f"{where}.{key}", each) for key, each in value.items())

@@ -17,7 +17,7 @@ class RewardModel(Train):
 
     The reward model starts from the policy that the first iteration starts from, and training continues from iteration
     to iteration. A pair holds two explored episodes of a task: the best and the worst, then the second best and the
-    second worst, and so on. An iteration without pairs does not change the reward model.
+    second worst, and so on. If an iteration has no pairs, the reward model stays as it is.
     """
 
     loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "dpo"})
@@ -25,7 +25,7 @@ class RewardModel(Train):
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW, with a fresh optimizer and schedule in each iteration."""
     threshold: Annotated[float, Bound(least=0)] = 0.0
-    """Two episodes form a pair only if their total rewards differ by more than this."""
+    """Two episodes form a pair only if their total rewards differ by more than this threshold."""
     per_group: Annotated[int, COUNT] | None = None
     """Largest number of pairs of a task. None: no limit. Each episode is in at most one pair."""
     reference: Literal["previous", "start"] = "start"

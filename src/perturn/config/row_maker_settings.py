@@ -13,7 +13,7 @@ from perturn.table import check_members, check_names
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 ROWS = EntryOf("rows", default="expert-pairs")
-"""Mark of the recipe's field `rows`, whose `name` picks a row maker."""
+"""Annotation of the recipe's field `rows`, whose `name` selects a row maker."""
 
 Kind = Literal["pairs", "groups", "single", "labelled"]
 """Kinds of rows: preference pairs; groups, whose turns a credit weighs; single trajectories; and labelled trajectories,
@@ -51,20 +51,20 @@ class RowTraits:
     aggregates: bool = False
     """Whether each iteration also trains on the rows of all earlier iterations, as in DAgger."""
     starts_over: bool = False
-    """Whether training starts again from the policy before SFT, on the rows of SFT and the new rows. If false, training
-    starts from the policy that explored."""
+    """Whether training starts from the policy before SFT, and trains on the rows of SFT and the new rows. If false,
+    training starts from the policy that explored."""
     names_policy: bool = False
     """Whether the trained policy is named after the row maker. If false, it is named after the loss."""
     told: tuple[str, str] | None = None
-    """Two texts. The first is added to the prompt of a task whose episode succeeded, the second if the episode did not.
-    Evaluations add the first text."""
+    """Two texts, one of which is added to the prompt of a task: the first if its episode succeeded, otherwise the
+    second. Evaluations add the first text."""
     needs_history: bool = False
-    """Whether each prompt must hold the whole history, for example because a row holds two episodes."""
+    """Whether each prompt must contain the whole history, for example because a row combines two episodes."""
     reads_logprobs: bool = False
     """Whether the row maker reads the log-probabilities of the sampled tokens that the engine returned."""
     failed: Literal["leave_out", "zero"] = "leave_out"
-    """For groups: how a FAILED episode counts in the statistics of its group. leave_out: not at all. zero: as a reward
-    of 0."""
+    """For groups: effect of a FAILED episode on the statistics of its group. leave_out: none. zero: it counts as a
+    reward of 0."""
     drop_equal_outcomes: bool = False
     """For groups: whether to leave out groups whose episodes all have the same outcome."""
     source: str | None = None
@@ -92,7 +92,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class RowInputs:
-    """Inputs of a row maker. Inputs that its traits and `needs` do not ask for keep their defaults."""
+    """Inputs of a row maker. An input keeps its default if neither the traits nor `needs` ask for it."""
 
     explored: Sequence[Trajectory] = ()
     """Explored episodes of the iteration, sorted by task and sample."""
@@ -109,8 +109,8 @@ class RowInputs:
     given: Sequence[Any] = ()
     """Rows read from `RowTraits.source`."""
     quantities: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
-    """Values of the quantities that the row maker `needs`, except the distance: by the name of the quantity, then by
-    the key of the explored episode. FAILED episodes have no values."""
+    """Quantity -> key of an explored episode -> value, for the quantities that the row maker `needs`, except the
+    distance. FAILED episodes have no values."""
     seed: int = 0
     """Seed of the run."""
     limit: Limit = Limit()

@@ -141,7 +141,7 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """Return the name of the exploration before a policy's evaluation; for base and sft, of the first one."""
+    """Return the name of the exploration before a policy's evaluation; for base and sft, the first exploration."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 

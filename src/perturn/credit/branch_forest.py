@@ -82,8 +82,8 @@ def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -
         value: One of VALUES.
 
     Raises:
-        ValueError: If the explored episode of a branch is not in the group exactly once, or the branch does not share
-            its first turns. A branch must share at least one turn, and not all turns.
+        ValueError: If the explored episode of a branch is missing or occurs twice in the group, or the branch does not
+            share its first turns. A branch must share at least one turn, and not all turns.
     """
     trees = [_tree(i, forks, rewards, value) for i, forks in forks_of(group).items()]
     values = [tree.value for tree in trees]

@@ -22,8 +22,8 @@ class DrGRPO(GroupCredit):
     """
 
     statistics: Unit = "trajectories"
-    """Unit over which the mean runs: trajectories; or steps (turns), which weighs long trajectories more and is
-    biased."""
+    """Unit of the mean. trajectories: each trajectory counts once. steps: each turn counts once, so long trajectories
+    weigh more, which is biased."""
 
     singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as in verl)."""

@@ -49,8 +49,8 @@ class GiGPO(GroupCredit):
     """mean: subtract the mean. std: then divide by the standard deviation too, as in the authors' scripts."""
 
     statistics: Unit = "trajectories"
-    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more, as in the
-    published code."""
+    """Unit of the statistics. trajectories: each trajectory counts once. steps: each turn counts once, so long
+    trajectories weigh more, as in the published code."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None
     """Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal."""

@@ -331,7 +331,8 @@ def anchors(
 
     Args:
         group: Trajectories of one task.
-        length: Number of last states, including the turn's own, that turns of an anchor have in common.
+        length: Number of most recent states, including a turn's own state, that must be equal for two turns of an
+            anchor.
         similarity: Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal.
             Similar keys form connected components, so the order of the group does not matter.
     """

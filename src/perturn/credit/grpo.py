@@ -34,8 +34,8 @@ class GRPO(GroupCredit):
     """std (as in the paper): subtract the mean and divide by the standard deviation. mean: only subtract the mean."""
 
     statistics: Unit = "trajectories"
-    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more and is
-    biased."""
+    """Unit of the statistics. trajectories: each trajectory counts once. steps: each turn counts once, so long
+    trajectories weigh more, which is biased."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

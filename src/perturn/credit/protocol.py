@@ -66,7 +66,7 @@ class Credit(Protocol):
         """Properties of the credit. Define a property if they depend on the settings."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take the settings by name."""
+        """Store the settings, which are given as keyword arguments."""
 
     def __call__(self, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
         """Return the weight of each turn, one tensor per trajectory [turns]."""

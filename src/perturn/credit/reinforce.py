@@ -52,7 +52,8 @@ class ReinforcePlusPlus:
     """Whether the mean score of the task is subtracted from each score first (REINFORCE++-baseline)."""
 
     statistics: Unit = "trajectories"
-    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more."""
+    """Unit of the statistics. trajectories: each trajectory counts once. steps: each turn counts once, so long
+    trajectories weigh more."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

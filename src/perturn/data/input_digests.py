@@ -63,7 +63,7 @@ class Change:
 
 
 def gather(folder: Path | None, files: Iterable[Path]) -> Files:
-    """Return files by their names relative to a folder; None means the folder that contains all of them."""
+    """Return a folder, and its files with their relative names; for None, take the folder that contains all files."""
     found = list(files)
     if folder is None:
         folder = Path(os.path.commonpath([file.parent for file in found])) if found else Path()

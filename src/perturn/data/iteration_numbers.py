@@ -10,12 +10,13 @@ from typing import Any
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
-"""Counts of groups in the result of `perturn.data.group_account.counts_of`."""
+"""Names of the counts of groups in the result of `perturn.data.group_account.counts_of`."""
 _BESIDE = ("cut", "steps_")
-"""Prefixes of the pair stage's counts that are no bins, since they count kept episodes or the expert's steps."""
+"""Prefixes of the pair stage's counts that are no bins: they count kept episodes or the expert's steps."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
-"""Categories of an explored trajectory for row makers that train on single trajectories: the first that applies.
-`repeated`: an earlier trajectory of the task has equal actions, or the expert's episode if the row maker uses it."""
+"""Categories of an explored trajectory for row makers that train on single trajectories. A trajectory gets the first
+category that fits. `repeated`: the actions equal the actions of an earlier trajectory of the task. If the row maker
+reads expert episodes, the expert's trajectory counts as an earlier one."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
 """Stages that record how explored episodes were used. A run has one of these stages."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
@@ -23,7 +24,7 @@ STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
 
 
 def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the counts of the stage that records how explored episodes were used; empty before this stage is done.
+    """Return the counts that record how explored episodes were used; empty until their stage is done.
 
     Args:
         notes: The manifest's records of an iteration's stages, by name.
@@ -40,9 +41,10 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
     Returns:
         A dictionary, or None if nothing was counted. `asked`: the total; `bins`: counts that sum to `asked`; `groups`:
-        counts of groups, for a credit; `unit`: the counted unit. Its values are `episodes`; `memberships`, where an
-        episode counts once for each turn at which it branches; `steps`, from one branching turn of an episode to the
-        next; and `nodes` of trees at which several different actions were taken.
+        counts of groups, for a credit; `unit`: the counted unit. The unit is one of four. `episodes`: each episode
+        counts once. `memberships`: an episode counts once for each turn at which it branches. `steps`: parts of an
+        episode from one branching turn to the next. `nodes`: nodes of trees at which several different actions were
+        taken.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:

@@ -137,14 +137,14 @@ def _check_status(value: Any) -> Status:
 
 
 def _check_data(value: Any, halves: bool = True) -> Any:
-    """Return an environment's own data if a round trip through JSON does not change it."""
+    """Check that a round trip through JSON does not change an environment's data, and return the data."""
     if problem := fault(value, "", halves=halves):
         raise ValueError(problem)
     return value
 
 
 def _check_shown(value: Any) -> Any:
-    """Return data that a policy sees if it is plain data; see `perturn.io.plain_data`."""
+    """Check that data that a policy reads are plain data, and return them; see `perturn.io.plain_data`."""
     return _check_data(value, halves=False)
 
 

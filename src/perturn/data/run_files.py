@@ -270,7 +270,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
 
 @cache
 def _version(distribution: str, path: tuple[str, ...]) -> str | None:
-    """Return the version of a distribution; None if it is not installed. `path` is the search path, for the cache."""
+    """Return the version of a distribution; None if it is not installed. `path` (`sys.path`) is a cache key."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -79,7 +79,7 @@ class RunPaths:
         return self.folder / f"outcomes{mark}.jsonl"
 
     def credit(self, name: str, mark: str = "") -> Path:
-        """Return the path of a credit's turn weights for an iteration; for example of `gigpo` and `-003`."""
+        """Return the path of a credit's turn weights for an iteration, such as of credit `gigpo` and mark `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
@@ -187,7 +187,7 @@ class RunPaths:
 
     @property
     def sessions(self) -> Path:
-        """Path of the notes of sessions opened since the endpoint that records here was started."""
+        """Path of the notes on sessions that were opened since the recording endpoint started."""
         return self.folder / "open.jsonl"
 
     @property

@@ -20,7 +20,7 @@ from rich.text import Text
 _BURST = 0.5
 """Time within which amounts count as one burst, in seconds."""
 _SPAN = 30.0
-"""Minimum time over which a rate is taken, in seconds. Later, it is the last half of the elapsed time."""
+"""Minimum time over which a rate is measured, in seconds. Later, a rate covers the last half of the elapsed time."""
 
 
 class Pace:
@@ -370,7 +370,7 @@ def clock(seconds: float) -> str:
 
 
 def _rate(rate: float, unit: str) -> str:
-    """Return a rate as items per second, or below one as seconds per item."""
+    """Return a rate in items per second; a rate below 1 is given in seconds per item."""
     if rate >= 1:
         return f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s"
     each = f"per {unit.removesuffix('s')}" if unit else "each"

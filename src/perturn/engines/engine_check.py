@@ -87,7 +87,7 @@ def _token_problems(action: Action, sampling: Sampling) -> list[str]:
 
 
 def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequence[Any]) -> list[str]:
-    """Return faults of two checks: whether answers depend on the rest of their batch, and a second turn."""
+    """Return faults of two checks: answers must not depend on the rest of their batch, and a second turn must work."""
     found = []
     if isinstance(together[0], Action) and together[0].token_ids is not None:
         alone = [engine.generate([prompt], _SAMPLED)[0] for prompt in reversed(prompts)][::-1]

@@ -21,7 +21,7 @@ _MOMENT_S = 0.003
 
 
 class _Own(Mapping[str, int]):
-    """View of a mapping by conversation, restricted to the conversations of one port and without its prefix."""
+    """View of a mapping by conversation: one port's conversations alone, with names without the port's prefix."""
 
     def __init__(self, prefix: str, numbers: Mapping[str, int]) -> None:
         self._prefix, self._numbers = prefix, numbers

@@ -31,7 +31,7 @@ def with_user(engine: Engine, user: Engine, sampling: Sampling) -> Engine:
 
 
 class _Together:
-    """Engine for policy and user, if the policy's engine answers prompts in batches."""
+    """Engine for policy and user that answers prompts in batches."""
 
     def __init__(self, engine: Engine, user: Engine, sampling: Sampling) -> None:
         self.name = engine.name
@@ -75,7 +75,7 @@ class _Together:
 
 
 class _Streaming:
-    """Engine for policy and user, if the policy's engine streams."""
+    """Engine for policy and user, whose policy's engine streams."""
 
     def __init__(self, engine: StreamingEngine, user: Engine, sampling: Sampling) -> None:
         self.name = engine.name

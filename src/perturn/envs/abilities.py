@@ -82,7 +82,7 @@ def check_abilities(environment: Environment, *names: str, reader: str, otherwis
 
 
 def lacks(environment: Environment, *names: str) -> str:
-    """Return a clause on missing abilities and the environments that have them; empty if none is missing."""
+    """Return an error text that names missing methods and environments that have them; empty if none is missing."""
     missing = [name for name in names if name not in abilities_of(environment)]
     if not missing:
         return ""

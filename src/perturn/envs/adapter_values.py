@@ -71,7 +71,7 @@ def as_number(value: object, whose: str) -> float:
 
 
 def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Observation:
-    """Turn the five values that Gymnasium's `step` returns into an observation.
+    """Convert the five values that Gymnasium's `step` returns to an observation.
 
     If `info` has no `success`, an episode counts as solved if it terminates with a positive reward in its last step.
     Values of the wrong type are kept, so that the caller can report them.

@@ -72,12 +72,12 @@ def check_installed(environment: str, extra: str, modules: Sequence[str], *, rem
 
 
 def short_hash(text: str) -> str:
-    """Return the first 16 hexadecimal digits of a text's SHA-256 hash, such as to compare states."""
+    """Return the first 16 hexadecimal digits of a text's SHA-256 hash, for example to compare states."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def worked_example(dialogue: Sequence[tuple[str, str, str]]) -> tuple[Message, ...]:
-    """Turn a dialogue of (observation, thought, action) triples into chat messages in the format `react`."""
+    """Convert a dialogue of (observation, thought, action) triples to chat messages in the format `react`."""
     return tuple(
         message
         for observation, thought, action in dialogue

@@ -146,7 +146,7 @@ def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
 
 
 def _build(folder: Path, documents: Iterable[Document]) -> None:
-    """Write an index and then move it into place; if two processes build it, the second uses the first one's."""
+    """Write an index, then move it into place; if another process has built it meanwhile, use that index."""
     with replacing(folder, once=True) as fresh:
         fresh.mkdir()
         _write(fresh, documents)

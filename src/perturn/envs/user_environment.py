@@ -299,7 +299,7 @@ def _plain(value: Any) -> Any:
 
 
 def _observation(answer: Any, calls: int) -> Any:
-    """Turn the result of `reset` or `step` into an observation.
+    """Convert the result of `reset` or `step` to an observation.
 
     A value of another type is returned unchanged, and `observation_faults` then reports it.
 

@@ -50,7 +50,8 @@ def play(
     Each environment is made, stepped and closed in its own thread. The engine answers prompts in the thread that
     consumes the trajectories. It never waits for the slowest environment. A streaming engine accepts prompts as they
     come. Any other engine waits for more prompts for at most a fifth of the time of a batch. So the order of
-    trajectories and the batches depend on timing. An answer does not, except for rounding (see `Prompt.seed`).
+    trajectories and the batches depend on timing. Each answer is the same at any timing, except for rounding (see
+    `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in the order in which they start.

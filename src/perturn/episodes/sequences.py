@@ -112,7 +112,7 @@ class Sequences:
 
     @property
     def agents(self) -> int:
-        """Estimated number of agents in the episode: equal opening requests that later requests continued."""
+        """Estimated number of agents: the largest number of equal opening requests that later requests continued."""
         return (
             max((len(self._continued.intersection(turns)) for turns in self._asked.values()), default=0) or 1
         )
@@ -184,7 +184,7 @@ class Sequences:
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
-        """Return the newest turn that ends a conversation; turns that no other turn continues come first."""
+        """Return the newest turn that ends a conversation, preferably a turn that no other turn continues."""
         found = self._ends.get(key, {}).get(setting, [])
         free = [turn for turn in found if turn not in self._continued]
         return max(free or found, default=None)
@@ -238,7 +238,7 @@ def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
 
 
 def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
-    """Return a text that two messages share exactly if a policy reads them as the same tokens.
+    """Return a text that is equal for two messages if and only if a policy reads both as the same tokens.
 
     Args:
         message: A chat message. Its content is text or a list of text parts; arguments of calls are an object or JSON

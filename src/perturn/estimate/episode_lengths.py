@@ -47,7 +47,7 @@ class Episodes:
     sft: int = 0
     expert: int = 0
     explore: int = 0
-    """Number of explored episodes; if values are learned from another run's exploration, its episodes."""
+    """Number of explored episodes. If values are learned from another run's exploration, that run's number."""
     evaluate: int = 0
     limit: float = 1.0
     """Average turn limit of the tasks."""
@@ -78,8 +78,8 @@ class Episodes:
         """Return the assumed number of turns in a policy episode.
 
         Args:
-            learned: Whether the policy was trained on expert episodes. It then needs the mean of the expert's turns and
-                the turn limit; otherwise it needs the turn limit.
+            learned: Whether the policy was trained on expert episodes. If true, the mean of the expert's turns and the
+                turn limit is assumed; otherwise the turn limit.
         """
         return (self.turns + self.limit) / 2 if learned else self.limit
 

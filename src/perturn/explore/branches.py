@@ -38,7 +38,7 @@ class Branches(ExploredBrancher):
         return ExplorerTraits(provides, self.imposed(self.policy), policy=self.policy)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject settings with which no episode would be resumed, or no branch would be cut."""
+        """Reject settings with which no episode can branch, `turns` shortens no branch, or all branches are equal."""
         self.check_turns(self.every, turns, "every")
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
@@ -46,5 +46,5 @@ class Branches(ExploredBrancher):
         return range(self.every, len(one.turns), self.every)
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return the expected number of branches and of their turns."""
+        """Return the expected number of branches, and the expected number of their turns."""
         return self.expected(explored, int((turns - 1) // self.every), turns)

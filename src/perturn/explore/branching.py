@@ -58,7 +58,7 @@ class Brancher(Explorer):
         )
 
     def check_turns(self, first: int, turns: int, setting: str = "") -> None:
-        """Reject settings with which no episode would be resumed, no branch would be cut, or all branches are equal.
+        """Reject settings with which no episode can branch, `turns` shortens no branch, or all branches are equal.
 
         Args:
             first: First turn at which an episode may be resumed.

@@ -64,7 +64,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
     Args:
         value: A list of messages.
         where: Location of the conversation, for error messages.
-        unread: Set to which ignored keys are added, unless they hold their defaults.
+        unread: Set that receives the ignored keys, except keys that hold their defaults.
 
     Raises:
         DataError: If a message cannot be read, or asks for an unsupported kind of training.

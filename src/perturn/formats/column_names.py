@@ -62,7 +62,7 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         row: The row.
         where: Location of the row, for error messages.
         filled: Whether the row comes from Arrow.
-        unread: Set to which ignored columns are added, unless they are empty or metadata.
+        unread: Set that receives the ignored columns, except empty columns and metadata.
 
     Raises:
         DataError: If a column holds no plain data, or if the row is ambiguous or asks for an unsupported kind of

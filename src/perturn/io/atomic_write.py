@@ -56,7 +56,7 @@ def is_storage_error(error: OSError) -> bool:
 
 @contextmanager
 def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn errors of the system in a `with` block into a `StorageError` about a path.
+    """Convert errors of the system in a `with` block to a `StorageError` about a path.
 
     Args:
         path: Path that the block writes, for the message.

@@ -243,7 +243,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._level = 0
         self._measures: dict[int, tuple[int, int]] = {}
-        """Numbers of values and levels of each composed node, with aliases expanded, by the identity of the node."""
+        """Identity of a composed node -> its number of values, with aliases expanded, and its number of levels."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node; raise an error if it exceeds a limit."""

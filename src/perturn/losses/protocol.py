@@ -70,7 +70,7 @@ class Loss(Protocol):
         """Credit of the loss's paper, which is used if the rows have no weights."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take the settings by name."""
+        """Store the settings, which are given as keyword arguments."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss [pairs], or [trajectories] if the loss needs no rejected side; `rejected` is then None."""

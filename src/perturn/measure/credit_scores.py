@@ -76,9 +76,8 @@ def auc(turns: Measured, credit: Floats) -> float | None:
     then has weight 0 on average. An uninformative credit scores 0.5.
 
     Source: Mann and Whitney 1947, "On a test of whether one of two random variables is stochastically larger than the
-    other".
-    Differs: turns are weighted by their advantage, which is measured by another half of the continuations than their
-    sign.
+    other". Differs: turns are weighted by their advantage. One half of the continuations measures the advantage, and
+    the other half measures its sign.
     """
     first, second = _both_orders(turns.halves)
     gained, lost = np.where(first > 0, second, 0.0), -np.where(first < 0, second, 0.0)

@@ -15,7 +15,7 @@ from perturn.measure.worlds import WorldCheck
 from perturn.types import Trajectory
 
 PILOT = 50
-"""Number of continuations from which their own variance is used."""
+"""Smallest number of continuations whose own variance is used."""
 
 
 @dataclass(frozen=True)

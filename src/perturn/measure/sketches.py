@@ -28,17 +28,16 @@ _KEPT = 2**27
 class Projection:
     """Random linear map of gradients whose inner products are unbiased.
 
-    Each entry of a gradient is added, with a random sign, to a random entry of the result. If the gradient is no longer
-    than the result, it is not changed.
+    Each entry of a gradient is added, with a random sign, to a random entry of the result. A gradient that is not
+    longer than the result is returned unchanged.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams" (count sketch); Weinberger
-    et al. 2009, "Feature hashing for large scale multitask learning", Section 2, for inner products: their mean is the
-    true one, and their variance at most (|x|^2 |y|^2 + (x . y)^2) / numbers.
-    Differs: nothing.
+    et al. 2009, "Feature hashing for large scale multitask learning", Section 2, for inner products: the mean is the
+    true inner product, and the variance is at most (|x|^2 |y|^2 + (x . y)^2) / numbers. Differs: nothing.
     """
 
     def __init__(self, parameters: Sequence[Tensor], numbers: int = NUMBERS) -> None:
-        """Prepare the map, which is the same for the same model.
+        """Prepare the map. Equal parameter shapes give an equal map.
 
         Args:
             parameters: Parameters of the model.
@@ -109,7 +108,7 @@ def sketched(
     folder: Path,
     track: Callable[[Sequence[Trajectory]], Iterator[Trajectory]] = iter,
 ) -> list[Sketches]:
-    """Return the projected gradients of the turns of episodes, from files of an earlier call if they exist.
+    """Return the projected gradients of the turns of each episode. Files of an earlier call are reused.
 
     Args:
         model: Policy that played the episodes.

@@ -29,7 +29,8 @@ class WorldCheck:
     """How the environment answers."""
     episodes: int
     came_back: int
-    """Number of episodes that each replay under their own seed reproduced, including all rewards and the end."""
+    """Number of episodes that every replay under the episode's own seed reproduced, including all rewards and the end.
+    """
     under_another_seed: int
     """Number of episodes that a replay under another seed reproduced."""
 

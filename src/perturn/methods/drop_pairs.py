@@ -31,9 +31,9 @@ from perturn.extend import (
 )
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")
-"""Outcomes of a step of an explored episode; the first that applies counts. `failed`: every branch that
-starts before the step, or every branch that starts after it, FAILED. `no_drop`: the mean score did not drop clearly.
-`identical`: all branches took the same step. `gap`: no branch with another step ended clearly better."""
+"""Outcomes of a step of an explored episode; only the first outcome that applies is counted. `failed`: every branch
+that starts before the step, or every branch that starts after it, FAILED. `no_drop`: the mean score did not drop
+clearly. `identical`: all branches took the same step. `gap`: no branch with another step ended clearly better."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ class G2PO(GroupCredit):
     """Normalization. mean: subtract the mean. std: then divide by the standard deviation too."""
 
     statistics: Unit = "trajectories"
-    """Unit over which statistics run: trajectories; or steps (turns), which weighs long trajectories more, as in the
-    published code."""
+    """Unit of the statistics. trajectories: each trajectory counts once. steps: each turn counts once, so long
+    trajectories weigh more, as in the published code."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
     """Penalty of an invalid action, in units of reward; >= 0. It is subtracted from V(next) and from the episode score

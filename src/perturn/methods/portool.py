@@ -66,8 +66,8 @@ class PORTool(GroupCredit):
     scores of all leaves."""
 
     count: Annotated[str, OneOf(COUNTS)] = "even"
-    """Number of times that a turn counts. even: the children of a fork share its count evenly. leaves: once for each
-    leaf below the turn. once: once."""
+    """Number of times that a turn counts. even: a fork divides its own number evenly among its children. leaves: once
+    for each leaf below the turn. once: once."""
 
     @property
     def traits(self) -> CreditTraits:

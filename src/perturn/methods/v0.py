@@ -41,7 +41,7 @@ class V0(GroupCredit):
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
-    """Number of episodes as which V_0 counts in the average with the task's other episodes; >= 0. At 0 the credit
+    """Weight of V_0 in the average with the scores of the task's other episodes, in episodes; >= 0. At 0 the credit
     equals `rloo`. None: V_0 alone."""
 
     @property

@@ -22,8 +22,8 @@ class ActionValues:
         Q(h, a) = w x + b,   x the last hidden state at the last token of a
 
     Each turn of the training episodes is a row, whose target is the score of its episode. The regression is used on
-    tasks that it was not trained on. So folds are whole tasks, both to choose the penalty and to measure the explained
-    variance.
+    tasks that it was not trained on. So a whole task is in one fold of the cross-validation, which chooses the penalty
+    and measures the explained variance.
 
     Source: Perturn; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.
@@ -83,7 +83,7 @@ class ActionValues:
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Return Q of each action after a prompt, in units of reward; -inf for an action without token ids.
 
-        The actions share one computation of the prompt.
+        The prompt is computed once for all actions.
         """
         ids = tuple(self._renderer.prompt_ids(prompt))
         known = {i: one.token_ids for i, one in enumerate(actions) if one.token_ids}
@@ -129,7 +129,7 @@ class ImplicitReward:
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Return rewards in nats, one per action; -inf for an action without token ids or log-probabilities.
 
-        The actions share one computation of the prompt.
+        The prompt is computed once for all actions.
         """
         ids = tuple(self._renderer.prompt_ids(prompt))
         known = {i: one for i, one in enumerate(actions) if one.token_ids and one.logprobs}

@@ -102,7 +102,7 @@ def block_mask(segments: Tensor, ahead: int = 0) -> BlockMask:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of blocks, the number of set blocks, and the indices of all blocks, set blocks first."""
+    """Return the number of set blocks in each row of blocks, and the indices of each row's blocks, set blocks first."""
     indices = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None], indices.int()[None, None]
 

@@ -143,7 +143,7 @@ def pack_by_pack(
     """Divide sequences into packs, compute values for the loss tokens of each pack, and return them per sequence.
 
     Args:
-        compute: Function of a model and a batch that returns a tensor [loss tokens, ...].
+        compute: Function from a model and a batch to a tensor [loss tokens, ...].
         model: A causal language model on the device of the computation.
         sequences: Trajectories as tokens.
         token_budget: Largest number of tokens in one forward pass.

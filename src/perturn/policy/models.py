@@ -50,7 +50,7 @@ more than they save (docs/internals/training.md)."""
 
 
 def tokenizer_of(model: Any, given: Any = None) -> Any:
-    """Load the tokenizer of a model, by the name from which the model was loaded.
+    """Load the tokenizer of a model from the name or folder that the model was loaded from.
 
     Args:
         model: Name of a model, or a transformers model.

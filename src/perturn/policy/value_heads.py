@@ -1,9 +1,9 @@
 """Values of turns: linear regressions on the last hidden states of a frozen policy.
 
-V of a turn is predicted from the hidden state that predicts the action's first token. This state has read everything
-before the action, and nothing of it. Regressions are cross-fitted: an episode's regression, and its penalty, are fitted
-on other episodes alone. Such a V does not depend on the episode's own actions. So V is a baseline that does not change
-the expected gradient.
+V of a turn is predicted from the hidden state that predicts the action's first token. This state depends on everything
+before the action, and on nothing of the action. Regressions are cross-fitted: an episode's regression, and its penalty,
+are fitted on other episodes alone. Such a V does not depend on the episode's own actions. So V is a baseline that does
+not change the expected gradient.
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ def action_features(
 
 
 def _behind(encoded: Encoded) -> Encoded:
-    """Return the episode with loss only on the token after each turn; the hidden state before it has read the turn.
+    """Return the episode with loss only on the token after each turn.
 
-    One token is appended to each sequence, so that a last turn has a token after it.
+    The hidden state that predicts this token depends on the whole turn. One token is appended to each sequence, so that
+    a last turn has a token after it.
     """
     ids: list[int] = []
     behind: list[int] = []

@@ -69,7 +69,7 @@ class Models(Source):
 
 
 def encoded(trajectories: Sequence[Trajectory], renderer: Renderer) -> dict[int, Example]:
-    """Encode the trajectories that have turns as tokens, and return them by index."""
+    """Return the trajectories as tokens, by index; trajectories without turns are left out."""
     return {
         i: Example(renderer.encode(one, every_turn=True), trajectories=(one,), whole=(one,))
         for i, one in enumerate(trajectories)

@@ -20,7 +20,7 @@ PIECE = 48
 _KEYS = ["set", "task", "kind", "sample", "score", "success", "turns", "invalid", "tokens", "signals", "end"]
 """Keys of a row of the index."""
 _NOTHING: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-"""Rows of an episode on which the alignment has written nothing."""
+"""Rows of turns and tokens of an episode for which the alignment wrote no values."""
 
 
 @dataclass(frozen=True)

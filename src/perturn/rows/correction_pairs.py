@@ -19,8 +19,8 @@ from perturn.rows.pairing import Paired, check_comparable, cut, exceeds, made, p
 from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "identical", "gap", "kept")
-"""Outcomes of an explored trajectory; the first that applies counts. `no_wrong_turn`: the turn limit ended the episode,
-and no turn was wrong. `not_corrected`: the expert did not succeed either."""
+"""Outcomes of an explored trajectory; only the first outcome that applies is counted. `no_wrong_turn`: the turn limit
+ended the episode, and no turn was wrong. `not_corrected`: the expert did not succeed either."""
 
 
 @dataclass(frozen=True)

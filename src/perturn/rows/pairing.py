@@ -11,7 +11,7 @@ from perturn.errors import DataError
 from perturn.types import PreferencePair, Trajectory, failed
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")
-"""Outcomes of an explored trajectory that is paired with the expert; the first that applies counts."""
+"""Outcomes of an explored trajectory that is paired with the expert; only the first outcome that applies is counted."""
 
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
 """Outcomes of a trajectory that is paired within its group; `over`: the group already has its number of pairs."""

@@ -26,7 +26,7 @@ from perturn.io.read_input import user_path
 from perturn.table import locate
 
 Needs = Collection[str]
-"""Needs of a selector, in the words of `perturn.select.SelectorTraits`. Only `start` and `explored` are used here."""
+"""Needs of a selector, as named in `perturn.select.SelectorTraits`. Only `start` and `explored` are used here."""
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ def _fields(
 
 
 def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: bool) -> Iterator[str]:
-    """Yield the lines of a field; of a section, also the lines of its fields."""
+    """Yield the lines of a field; if the field is a section, also the lines of the section's fields."""
     mark = "" if live else "#"
     inner = _inner(kind, name)
     if name in _TABLES and dataclasses.is_dataclass(value):

@@ -58,11 +58,11 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
 
 
 def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
-    """Raise an error for a reader of a policy's weights, if the engine does not serve checkpoints.
+    """Raise an error if a part of the run needs a policy's weights, and the engine does not serve checkpoints.
 
     Args:
         recipe: Recipe of the run.
-        reader: The reader and what it reads, as the start of the message.
+        reader: Start of the message: the part of the run, and what it reads.
         otherwise: Alternative that works with this engine, for the message.
 
     Raises:

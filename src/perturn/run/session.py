@@ -129,7 +129,7 @@ class Session:
         return make_protocol(self.recipe.protocol)
 
     def rules(self, policy: str) -> EpisodeProtocol:
-        """Return the rules for a policy's episodes, with the suffix that asks for success if it was trained with it."""
+        """Return the rules for a policy's episodes, with the suffix that asks for success if training used it."""
         asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol

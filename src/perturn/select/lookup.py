@@ -52,7 +52,7 @@ def _check_kept(selector: Any, name: str) -> None:
     """Reject a class that lacks a method for its kinds of candidates, or declares an unknown need.
 
     Raises:
-        ConfigError: If one of both is wrong; the message names the first mistake.
+        ConfigError: If the class is rejected; the message names the first mistake.
     """
     traits: SelectorTraits = selector.traits
     methods = [f"among_{among}" for among in traits.among]

@@ -305,7 +305,7 @@ class Session:
 
 
 def read_action(action: Action, ask: Ask) -> Answer:
-    """Turn an engine's action into an answer for the client; tool calls are parsed, and stop texts are cut off.
+    """Convert an engine's action to an answer for the client; parse tool calls, and cut stop texts off.
 
     Raises:
         EngineFailure: If a log-probability is not finite.

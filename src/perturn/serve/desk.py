@@ -54,7 +54,7 @@ class Desk:
         self._sessions: dict[str, Session] = {}
         self._kept: set[str] = set()  # sessions that a caller in this process opened
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
-        """Name of an ended session of a caller -> session, whether a limit ended it, and its error."""
+        """Name of a caller's ended session -> (session, whether a limit ended it, error)."""
         self._ends: OrderedDict[str, str] = OrderedDict()  # name of an ended session -> reason of the end
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
@@ -275,7 +275,7 @@ class Desk:
         ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
         self._ending += 1
         ended.add_done_callback(self._is_ended)
-        return await asyncio.shield(ended)  # goes on if the client disconnects
+        return await asyncio.shield(ended)  # continues if the client disconnects
 
     def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
         self._ending -= 1

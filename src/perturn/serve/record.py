@@ -55,7 +55,7 @@ class Record:
         return sample
 
     def take(self, task: str, sample: int) -> bool:
-        """Reserve a sample number of a task; return False if a session has or had it already."""
+        """Reserve a sample number of a task; return False if the number was reserved before."""
         if (task, sample) in self._taken:
             return False
         self._taken.add((task, sample))

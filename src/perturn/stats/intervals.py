@@ -178,7 +178,7 @@ def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.
 
     Args:
         outcomes: Number of episodes and number of successes of each task.
-        k: Number of episodes that must all succeed. No task may have fewer episodes.
+        k: Number of episodes that must all succeed. Each task must have at least k episodes.
         confidence: As in `mean_interval`.
 
     Raises:
@@ -199,7 +199,7 @@ def pass_at(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.9
 
     Args:
         outcomes: Number of episodes and number of successes of each task.
-        k: Number of episodes of which at least one must succeed. No task may have fewer episodes.
+        k: Number of episodes of which at least one must succeed. Each task must have at least k episodes.
         confidence: As in `mean_interval`.
 
     Raises:

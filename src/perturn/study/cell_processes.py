@@ -139,7 +139,7 @@ def _work(
 ) -> None:
     """Run a cell in the new process, and send its error, or None, to the study."""
     os.setsid()
-    gc.freeze()  # what was imported is never collected, and looking through it takes longer than many a stage
+    gc.freeze()  # imported objects are never collected, and scanning them takes longer than many stages
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)

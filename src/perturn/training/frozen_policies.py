@@ -70,7 +70,7 @@ class Frozen:
         """Add the policy's log-probabilities to rows that are added after the first rows.
 
         Args:
-            part: The later rows.
+            part: The added rows.
             trained: The model in training, in its current state. None: it cannot equal the policy, or its weights are
                 sharded over processes.
 

@@ -225,8 +225,8 @@ def mismatches(
 
     Args:
         loss: The loss.
-        compute: Function of a pack that returns the log-probabilities of its loss tokens under the policy, an ignored
-            result, and the loss's additional inputs by name.
+        compute: Function from a pack to three results: log-probabilities of its loss tokens under the policy, an
+            ignored result, and the loss's additional inputs by name.
         packs: Packs of mismatched rows. An empty pack is computed too, but gives no inputs.
     """
     found: list[float] = []

@@ -92,7 +92,7 @@ def _whole(value: Any, keep: bool) -> Any:
 
 @contextmanager
 def _reading(checkpoint: str | None) -> Iterator[None]:
-    """Report errors while a checkpoint is read as `ModelError`, including torch's `CheckpointException`."""
+    """Raise a `ModelError` for any error while reading a checkpoint, including torch's `CheckpointException`."""
     with resuming(checkpoint), warnings.catch_warnings():
         # A single process may read shards that several processes wrote.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

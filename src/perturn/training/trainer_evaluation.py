@@ -36,7 +36,7 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
     Args:
         given: Rows, or a dict of rows by name, such as a `datasets.DatasetDict`.
         name: Name of the rows in error messages.
-        encode: Function of rows and their name that returns encoded rows.
+        encode: Function from rows and their name to encoded rows.
 
     Raises:
         DataError: If the dict is empty, or a key is no string.

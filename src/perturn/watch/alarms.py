@@ -29,8 +29,8 @@ class Vitals:
     groups: Sequence[Sequence[float]] = ()
     """Scores of the samples of each task that was explored more than once."""
     without_spread: tuple[int, int] | None = None
-    """Two numbers of groups: with a newest credit of 0 at every turn, and in total. It is None if no credit uses
-    groups."""
+    """(number of groups whose newest credit is 0 at every turn, number of all groups); None if no credit uses groups.
+    """
     success: Sequence[float] = ()
     """Success rate of the explored episodes of each iteration."""
     failed: Mapping[str, Sequence[bool]] = field(default_factory=dict)

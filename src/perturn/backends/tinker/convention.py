@@ -1,4 +1,4 @@
-"""Gradient convention of a service: by which number it divides the gradient that it receives, found by a self-test.
+"""Gradient convention of a service: the divisor that it applies to a received gradient, found by a self-test.
 
 A loss of Perturn is a function of token log-probabilities, with a gradient g for each token. The gradient is sent in
 the form of a loss that the service supports, and whose gradient is linear in the numbers sent:

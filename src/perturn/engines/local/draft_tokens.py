@@ -28,7 +28,7 @@ _FREE = 64.0
 
 
 class Followers:
-    """For each context, the token that followed it last, and how often a follower equalled the previous follower."""
+    """The newest token seen after each context, and how often it equalled the token seen there before."""
 
     def __init__(self) -> None:
         """Start without any tokens."""

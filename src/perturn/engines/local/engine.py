@@ -306,8 +306,8 @@ class LocalEngine:
         """Run a forward pass over some tokens of each row, with guesses after them.
 
         Returns:
-            Rows without further tokens to feed, each with its guesses. Logits of the token after the newest token and
-            after each guess of these rows, row by row, float32 [tokens, vocabulary].
+            Rows without further tokens to feed, each with its guesses. Logits, row by row: for the token after a row's
+            newest token, and for the token after each guess, float32 [tokens, vocabulary].
         """
         asked: list[int] = []
         ready: list[tuple[Row, list[int]]] = []

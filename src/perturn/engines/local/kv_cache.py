@@ -51,7 +51,7 @@ _FEW = 8
 """Largest number of new tokens with which a conversation shares an attention call with others."""
 
 _PRODUCT_STEP = 64
-"""Number of tokens to a multiple of which matrix products are rounded up, because each new shape costs setup time."""
+"""Matrix products are padded to a multiple of this number of tokens, because each new shape costs setup time."""
 
 
 @dataclass(eq=False)

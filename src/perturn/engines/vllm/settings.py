@@ -55,7 +55,7 @@ class VllmSettings:
     handover: Annotated[Literal["disk", "ipc", "nccl"], EFFORT] = "disk"
     """How vLLM gets the weights of each newly trained policy. `disk`: vLLM reads the checkpoint files. `ipc`: vLLM in
     this process copies them from the memory of the GPU that it shares with training. `nccl`: servers on other GPUs
-    receive them from the GPU of training. The files are written in every case."""
+    receive them from the GPU of training. All three ways also write the checkpoint files."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0

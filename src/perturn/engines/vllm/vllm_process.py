@@ -136,7 +136,7 @@ class InProcess:
         with self._alive():
             if step == "start_weight_update":
                 await self._llm.update_weight_version(LOADING)
-                self._adapters = None  # they belong to the weights that go
+                self._adapters = None  # they belong to the replaced weights
             await asyncio.wait_for(self._llm.collective_rpc(step, kwargs=bodies[0]), self._seconds)
 
     async def label(self, version: str) -> None:

@@ -138,10 +138,10 @@ class Servers:
         await asyncio.gather(*(client.close() for client in self._clients))
 
     async def _ready_transfer(self, found_labels: Sequence[str]) -> None:
-        """Check that servers take weights if they must, and end updates of weights that were cut off.
+        """Check that servers accept weights if `handover` sends them, and end interrupted updates of weights.
 
         Raises:
-            RunError: If a server was started without NCCL: the sending side would wait for it for minutes.
+            RunError: If a server was started without NCCL. The sender would wait for it for minutes.
         """
         about = await self._all("get", "/server_info?config_format=json")
         for replica, (label, each) in enumerate(zip(found_labels, about, strict=True)):
@@ -155,9 +155,9 @@ class Servers:
                 await self._end_update(replica)
 
     async def _end_update(self, replica: int) -> None:
-        """End an update that was cut off.
+        """End an interrupted update of weights.
 
-        In the middle of an update, a prompt makes vLLM die, and another load is mixed with the weights that came.
+        During an unfinished update, a prompt makes vLLM crash, and new weights would mix with the received ones.
         """
         try:
             await self._ask(replica, "post", "/finish_weight_update", {}, retry=False)

@@ -1,4 +1,4 @@
-"""Weights of a model in memory, given to vLLM by its own weight-transfer engines: CUDA IPC or NCCL."""
+"""Send a model's weights from memory to vLLM, through vLLM's weight-transfer engines for CUDA IPC or NCCL."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perturn.table import locate
 
 
 def check_transfer(settings: VllmSettings) -> None:
-    """Check that this machine can send weights in the way that the settings name.
+    """Check that this machine can send weights in the way that `engine.handover` names.
 
     Raises:
-        ConfigError: If they are sent between GPUs, and there is none.
+        ConfigError: If weights go from GPU to GPU, and this machine has no GPU.
     """
     if settings.traits.takes_models and not locate("torch.cuda:is_available")():
         raise ConfigError(
@@ -36,18 +36,18 @@ def check_transfer(settings: VllmSettings) -> None:
 
 
 class WeightTransfer:
-    """Connection through which vLLM gets the weights of one model after the other."""
+    """Connection through which vLLM gets the weights of each newly trained model."""
 
     def __init__(self, settings: VllmSettings, loop: EventLoop, backend: Backend) -> None:
         """Connect to all replicas.
 
         Args:
-            settings: Of the engine; `handover` is not `disk`.
-            loop: In which the backend works.
-            backend: vLLM, open.
+            settings: Settings of the engine; `handover` must be `ipc` or `nccl`.
+            loop: Event loop of the backend.
+            backend: The open connection to vLLM.
 
         Raises:
-            RunError: If vLLM does not take weights in this way.
+            RunError: If vLLM rejects this kind of transfer.
         """
         workers = loop.run(backend.workers())
         _check_workers(settings, sum(workers))
@@ -56,48 +56,50 @@ class WeightTransfer:
         with self._explained(), vllm_environment():
             from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-            if settings.servers:  # a run that was killed has left its connection there
+            if settings.servers:  # a killed run leaves its connection open at the servers
                 self._client.shutdown_weight_transfer_engine()
             info = TRAINERS[settings.handover](settings, sum(workers))
             self._trainer = WeightTransferTrainerFactory.trainer_init(
                 info, client=self._client, source=_source(_empty())
             )
         self._client.give_up = self._trainer.shutdown
-        self._ended = True  # no update is being sent, and none was cut off
+        self._ended = True  # True unless an update was started and not finished
 
     def send(self, model: Any, folder: str | Path) -> None:
-        """Replace the weights of all replicas by the weights of a model.
+        """Send the weights of a model to all replicas, which then use them.
 
         Args:
             model: The trained module.
-            folder: To which the same weights were written, by the names that vLLM reads.
+            folder: Folder of the model's checkpoint files, whose tensor names vLLM knows.
 
         Raises:
-            RunError: If that fails.
+            RunError: If the transfer fails, or the model's names differ from the names in the files.
         """
         _check_names(model, folder)
         if self._settings.handover == "ipc":
             self._trainer.packed_buffer_size_bytes = _buffer_bytes(model)
         if locate("torch.cuda:is_available")():
-            locate("torch.cuda:synchronize")()  # vLLM packs in streams that do not wait for the training's
+            locate(
+                "torch.cuda:synchronize"
+            )()  # vLLM packs in other CUDA streams, which do not wait for training
         self._trainer.source, self._ended = _source(model), False
         try:
             with self._explained():
                 self._trainer.send_weights()
             self._ended = True
         finally:
-            self._trainer.source = _source(_empty())  # so that the model can be freed
+            self._trainer.source = _source(_empty())  # without this reference, the model can be freed
 
     def close(self) -> None:
-        """End the connection, also at the servers, which outlive this run."""
+        """End the connection, also at servers that continue after this run."""
         self._trainer.shutdown()
-        if self._settings.servers and self._ended:  # else a worker may wait for ever
-            with suppress(RunError):  # a server that is gone holds no connection
+        if self._settings.servers and self._ended:  # after an unfinished update a worker may never answer
+            with suppress(RunError):  # a server that has stopped has no connection to close
                 self._client.shutdown_weight_transfer_engine()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise what goes wrong in vLLM as a `RunError`."""
+        """Convert any error of vLLM to a `RunError` with a remedy."""
         try:
             yield
         except Exception as error:
@@ -111,17 +113,17 @@ class WeightTransfer:
 
 
 class _Client:
-    """Passes the calls of vLLM's trainer on to the replicas, which is vLLM's protocol `VLLMWeightSyncClient`."""
+    """Forwards the calls of vLLM's trainer to the replicas; implements vLLM's protocol `VLLMWeightSyncClient`."""
 
     def __init__(self, loop: EventLoop, backend: Backend, workers: list[int]) -> None:
         self._loop, self._backend, self._workers = loop, backend, workers
         self.failure: Exception | None = None
-        """The first error, which often causes the others."""
+        """The first error of a call to a replica. It often causes the later errors."""
         self.give_up: Callable[[], None] = lambda: None
-        """Stops the sending side, which would wait for workers that never come."""
+        """Function that stops the sender, which would otherwise wait for failed workers."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Connect; each replica is told the first of its ranks."""
+        """Connect all replicas, and give each replica its first rank."""
         bodies, first = [], init_info.get("rank_offset")
         for count in self._workers:
             bodies.append({"init_info": init_info if first is None else init_info | {"rank_offset": first}})
@@ -129,11 +131,11 @@ class _Client:
         self._pass_on("init_weight_transfer_engine", bodies)
 
     def start_weight_update(self) -> None:
-        """Begin."""
+        """Tell all replicas that an update of the weights starts."""
         self._pass_on("start_weight_update", [{} for _ in self._workers])
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Pass the names and places of weights on; handles of a GPU's memory travel as text."""
+        """Forward the names and locations of weights. Handles of GPU memory are sent as text."""
         said = dict(update_info)
         if handles := said.pop("ipc_handles", None):
             said["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
@@ -141,11 +143,11 @@ class _Client:
         self._pass_on("update_weights", [{"update_info": said} for _ in self._workers])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """End; the engine labels the weights itself."""
+        """Tell all replicas that the update is complete. `weight_version` is ignored: the engine names the weights."""
         self._pass_on("finish_weight_update", [{} for _ in self._workers])
 
     def shutdown_weight_transfer_engine(self) -> None:
-        """Disconnect."""
+        """Disconnect all replicas."""
         self._pass_on("shutdown_weight_transfer_engine", [{} for _ in self._workers])
 
     def _pass_on(self, step: str, bodies: list[dict[str, Any]]) -> None:
@@ -153,15 +155,15 @@ class _Client:
             self._loop.run(self._backend.transfer(step, bodies))
         except Exception as error:
             self.failure = self.failure or error
-            self.give_up()  # NCCL itself has no time limit
+            self.give_up()  # NCCL has no time limit of its own
             raise
 
 
 def _check_workers(settings: VllmSettings, workers: int) -> None:
-    """Check that all workers can be reached.
+    """Check that the transfer reaches all workers.
 
     Raises:
-        RunError: If the memory of a GPU is sent to workers on other GPUs.
+        RunError: If `handover` is `ipc` and vLLM has several workers: CUDA IPC stays on one GPU.
     """
     if settings.handover == "ipc" and workers > 1:
         raise RunError(
@@ -171,12 +173,13 @@ def _check_workers(settings: VllmSettings, workers: int) -> None:
 
 
 def _check_names(model: Any, folder: str | Path) -> None:
-    """Check that the parameters of a model have the names of its files, which vLLM knows.
+    """Check that a model's parameters have the same names as the tensors in its checkpoint files.
 
-    vLLM keeps the old weights of a layer without an error if it gets none for it.
+    vLLM knows the names in the files. If it gets no weights for a layer, it keeps the old ones without an error.
 
     Raises:
-        RunError: If a name is in only one of the two; names of the same parameter count as one.
+        RunError: If a parameter has no tensor in the files, or a tensor has no parameter. A parameter with several
+            names, such as a tied weight, needs only one of them in the files.
     """
     stored = {name for file in Path(folder).glob("*.safetensors") for name in _names_in(file)}
     aliases: dict[int, set[str]] = {}
@@ -199,37 +202,37 @@ def _names_in(file: Path) -> list[str]:
 
 
 _BUFFER_BYTES = 2**30
-"""Bytes that are sent at once through CUDA IPC, as in vLLM; a larger tensor needs a larger buffer."""
+"""Default size of the CUDA IPC buffer in bytes, as in vLLM. A larger tensor needs a larger buffer."""
 
 
 def _buffer_bytes(model: Any) -> int:
-    """Return the size of the buffer through which a model is sent, in bytes."""
+    """Return the size in bytes of the buffer that sends a model's weights."""
     sizes: list[int] = [weight.numel() * weight.element_size() for weight in model.parameters()]
     return max(*sizes, min(_BUFFER_BYTES, sum(sizes)))
 
 
 def _ipc(settings: VllmSettings, workers: int) -> Any:
-    """Describe a trainer on the same GPU as vLLM."""
+    """Return vLLM's settings for a trainer on the same GPU."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
     return IPCTrainerInitInfo(rank=0, packed=True)
 
 
 def _nccl(settings: VllmSettings, workers: int) -> Any:
-    """Describe a trainer that the workers of all servers meet at a free port of this machine."""
+    """Return vLLM's settings for a trainer to which the workers of all servers connect at a free port."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     address, port = _own_address(settings.servers)
-    # With two buffers, vLLM 0.32 loads a layer that two packs share before both have come.
+    # With two buffers, vLLM 0.32 loads a layer that is split over two packs before the second pack has arrived.
     return NCCLTrainerInitInfo(address, port, 1 + workers, rank=0, packed_num_buffers=1)
 
 
 TRAINERS: dict[str, Callable[[VllmSettings, int], Any]] = {"ipc": _ipc, "nccl": _nccl}
-"""Descriptions of the training side for vLLM, by `engine.handover`."""
+"""`engine.handover` -> function that returns vLLM's settings for the training side."""
 
 
 def _own_address(servers: Sequence[str]) -> tuple[str, int]:
-    """Return an address of this machine that all servers reach, and a free port."""
+    """Return an address at which all servers reach this machine, and a free port."""
     seen = [_seen_by(server) for server in servers]
     address = next((each for each in seen if not ipaddress.ip_address(each).is_loopback), seen[0])
     with socket.socket() as free:

@@ -16,7 +16,7 @@ from perturn.rules import Sampling
 from perturn.types import Engine, Trajectory
 
 _open: dict[str, tuple[Engine, int]] = {}
-"""Settings and folder -> engine and number of experts that share it, and so share its cost record and budget."""
+"""Key of settings and folder -> (engine, number of experts that share the engine, its cost record and its budget)."""
 _lock = threading.Lock()
 _OWN = ("model", "temperature", "top_p", "max_new_tokens")
 """Settings that the engine does not know: the model and the sampling."""

@@ -92,8 +92,8 @@ class Agent:
             seconds: Time limit of an episode, without the time it waits for the policy. An agent that exceeds it is
                 killed, and its episode is marked FAILED.
             memory_gigabytes: Memory limit of each process of an agent. None: no limit.
-            tokens: Number of tokens of all answers of an episode, after which further requests are rejected. None: no
-                limit besides `protocol.max_turns`.
+            tokens: Limit on the total tokens of an episode's answers; later requests are rejected. None: no limit
+                besides `protocol.max_turns`.
             pass_env: Environment variables with secrets to pass to agents, such as `[SEARCH_API_KEY]`.
             expert: Stronger model that plays expert episodes with the same program: `model`, and settings of engine
                 `api` such as `base_url` and `api_key_env`.
@@ -155,8 +155,8 @@ class Agent:
         The trajectory is marked FAILED if the agent crashes, exceeds its time limit or reports no reward, or if the
         engine fails.
 
-        Raises:
-            RunError: If the episode should be resumed from a turn, or the protocol sets a text that agents do not get.
+        Raises: RunError: If the job resumes an episode from a turn, or the protocol sets a text, which agents do not
+        get.
         """
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"

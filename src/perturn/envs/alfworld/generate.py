@@ -43,7 +43,7 @@ _ROOMS = {
         "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
     ),
 }
-"""Room -> its kinds of receptacles with the range of their number (`kind:least-most`), and its kinds of things."""
+"""Room -> its receptacles as `kind:minimum-maximum` (the number per room), and the kinds of things found in it."""
 
 _FLAGS = {
     "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "

@@ -33,9 +33,9 @@ _CHANGING = "atlocation opened inreceptacle objectatlocation holds isclean ishot
 class ALFWorldOfficial:
     """The official engine as an `Environment` and an `Expert`, with the settings and tasks of `ALFWorld`.
 
-    The game file determines the wording of commands. Games from an archive have no grammar and get the installed
-    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so several engines in one process
-    would disturb each other. Recipes run each in a process of its own.
+    The game file determines the wording of commands. Games from an archive have no grammar, and get the grammar of the
+    installed package. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so several engines in one
+    process would disturb each other. Recipes run each in a process of its own.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(

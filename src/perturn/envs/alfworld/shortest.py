@@ -22,7 +22,7 @@ TREATMENTS = {
     "microwavetype": ("heat", "heatable"),
     "fridgetype": ("cool", "coolable"),
 }
-"""Type of receptacle -> treatment that is possible there, and the flag that a thing needs for it."""
+"""Type of receptacle -> (treatment that is possible there, flag that a thing must have for this treatment)."""
 _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 """State that a goal requires -> treatment that sets it."""
 
@@ -160,14 +160,14 @@ class _Search:
         yield from self._put(state, self._house.location if is_first else [self._aim.place])
 
     def _fetch(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Yield the ways to take a suitable thing, as `_errands` does."""
+        """Yield the ways to take a suitable thing, in the form of `_errands`."""
         for each, place in state.lies:
             if each in self._house.flags["pickupable"]:
                 length, there = self._reach(state, place, opens=True)
                 yield length + 1, replace(there, held=each, lies=state.lies - {(each, place)})
 
     def _treat(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Yield the ways to treat the held thing, or to bring it to the lamp and light the lamp, as `_errands` does."""
+        """Yield the ways to treat the held thing, or to carry it to the lamp and light it, as in `_errands`."""
         house, aim, held = self._house, self._aim, state.held
         if aim.lamp:
             length, there = self._reach(state, aim.place)
@@ -179,7 +179,7 @@ class _Search:
                 yield length + 1, replace(there, ready=state.ready | {held})
 
     def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
-        """Yield the ways to put the held thing into a receptacle in `places`, as `_errands` does."""
+        """Yield the ways to put the held thing into a receptacle in `places`, in the form of `_errands`."""
         kind = self._house.kind
         for place in places:
             if (kind.get(place), kind.get(state.held)) in self._house.fits:

@@ -100,8 +100,8 @@ class WebShop:
             default_price: Price of products without a price, in dollars. None: reject such products. WebShop takes 100.
             observation: Format of pages: `text` (one line, parts joined by [SEP]) or `text_rich` (marked buttons).
             show_attributes: Whether product pages have a button that shows the attributes.
-            splits: Split -> range of goals as (first, end), without `end`. If `end` is None, all later goals belong to
-                the split.
+            splits: Split -> range of goals as (first, end); goal `end` is not included. If `end` is None, all later
+                goals belong to the split.
         """
         check_installed("webshop", "webshop", MODULES)
         self.observation = check_known("observation", observation, pages.OBSERVATIONS, "webshop")

@@ -20,7 +20,7 @@ COLORS = tuple(_COLORS.split())
 """WebShop's words for colors, in its order. The color of a text is the first of these words that it contains."""
 
 _SIMILAR = 85
-"""Two texts count as similar if their similarity, from 0 to 100, is above this."""
+"""Two texts count as similar if their similarity, from 0 to 100, is above this threshold."""
 _SMALL_WORDS = (
     "a an and are as at be but by for from if in into is it its no not of on or our that the their then "
     "these this to up was will with without you your small medium large xx xs xl xxl plus new best good "

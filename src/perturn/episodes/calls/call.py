@@ -38,8 +38,8 @@ class CallFormat:
     opens: str
     """Regular expression for the beginning of a call, without groups."""
     read: Callable[[str, int, Tools], Found | None]
-    """Function from `(text, position where opens matched, offered tools)` to the calls or words there; None if
-    malformed."""
+    """Function from `(text, position at which the field opens matched, offered tools)` to the calls or words there;
+    None if malformed."""
     write: Callable[[Sequence[ToolCall]], str]
     """Function from calls to text in this format."""
     marks: tuple[str, ...] = ()

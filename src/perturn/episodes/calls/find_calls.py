@@ -24,7 +24,8 @@ _BARE = re.compile(
 _BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
 """Position at the start of a text, or after a thought, where calls without marks may begin."""
 _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_call>)")
-"""The tag as a word in a sentence, or twice in a row. A turn with a call elsewhere stays valid."""
+"""An opening tag that begins no call: a word in a sentence, or one of two tags in a row. If the turn has a call
+elsewhere, it stays valid."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Reading:
         return True
 
     def _mention(self) -> bool:
-        """Add a mark to the words if it is a word of a sentence; return whether it is."""
+        """Return whether the tag here is a word in a sentence; if it is, add it to the words."""
         word = _MENTION.match(self.text, self._at)
         if word is None:
             return False
@@ -171,7 +172,7 @@ class Reading:
         self._tried = True
 
     def _was_thought(self, start: int) -> bool:
-        """If a mark from `start` on closes a thought, read all text before it as a thought; return whether it does."""
+        """Return whether a mark from `start` on closes a thought; if it does, read all text before it as a thought."""
         end = self.text.find(_CLOSED, start) if self._may_close else -1
         self._may_close = False
         if end < 0:

@@ -10,8 +10,8 @@ from perturn.formats.json_stream import Record
 from perturn.types import Action, Message
 
 Lost = Literal["broken", "no_answer", "unsupported", "no_call"]
-"""Why an entry gives no call. It cannot be read (`broken`), has no answer, or holds something that training cannot use,
-such as an image (`unsupported`). Or it is no call of a model, such as the run of a tool."""
+"""Reason why an entry gives no call. broken: it cannot be read. no_answer: it has no answer. unsupported: training
+cannot use a part of it, such as an image. no_call: it is no call of a model, but for example the run of a tool."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ Decode = Callable[[Sequence[int], bool], str]
 
 @dataclass(frozen=True)
 class Fields:
-    """Record fields that the user names, each as a path such as `metadata.user_id`.
+    """Names of a record's fields, given by the user, each as a path such as `metadata.user_id`.
 
     If a field is None, the usual fields of the format are read instead.
     """

@@ -76,7 +76,7 @@ def read_otel(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
 
 
 def _nested(value: Mapping[str, Any], *keys: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in nested lists, under one key for each level."""
+    """Yield the innermost objects of nested lists; each level of the nesting has its own key."""
     for each in objects(value.get(keys[0])):
         yield from _nested(each, *keys[1:]) if keys[1:] else (each,)
 

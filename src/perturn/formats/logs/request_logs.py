@@ -45,7 +45,8 @@ from perturn.types import Action
 _REQUESTS = ("request", "request_body", "requestBody", "req", "proxy_server_request")
 _RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
 _BODIES = ("body", "json", "data", "postData.text", "content.text")
-"""Paths of the body in a request or response that also holds a URL and headers. The last two paths are of HAR files."""
+"""Paths of the body in a request or response that also holds a URL and headers. The last two paths are for HAR files.
+"""
 _SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
 """Fields of a record, or of its metadata, that are read as scores."""
 _SESSIONS = (
@@ -70,8 +71,8 @@ _TIMES = (
     "created",
 )
 _Stored = dict[str, tuple[str | None, list[Any]]]
-"""Conversations of the responses API. Each response maps to the previous response, and to the items since then up to
-its own."""
+"""Conversations of the responses API: id of a response -> (id of the previous response, items after the previous
+response, including this response's items)."""
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
 """Stop reasons of APIs that say that a limit cut the answer."""
 

@@ -148,7 +148,7 @@ def steps_of_tokens(
         held: Lists of one rollout by key, with an entry for each token.
         names: Keys of the lists.
         where: Location of the rollout, for error messages.
-        fields: Fields with the decoder of the tokenizer that the user names.
+        fields: Fields that the user names, including the decoder of a tokenizer.
 
     Raises:
         DataError: If no tokenizer is named, if lengths differ, or if no token was sampled.

@@ -132,7 +132,7 @@ def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Cr
         V = argmin mean (V - Q')^2           + penalty d |w - w_0|^2
 
     w are the d weights on standardized features, and w_0 these weights before the iteration. The constant of a head has
-    no penalty. Means run over the turns of all episodes; an episode counts as often as it was drawn.
+    no penalty. Means are over the turns of all episodes. An episode that was drawn several times counts several times.
 
     Args:
         critics: Critics before the iteration.
@@ -193,12 +193,12 @@ class _Ridge:
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features after each action and a 1, one tensor per episode [turns, features + 1]."""
+    """Return the standardized features after each action, with a 1 appended, per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_q, critics.scale_q) for own in rows.behind]
 
 
 def before(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Return standardized features before each action and a 1, one tensor per episode [turns, features + 1]."""
+    """Return the standardized features before each action, with a 1 appended, per episode [turns, features + 1]."""
     return [_scaled(own, critics.center_v, critics.scale_v) for own in rows.before]
 
 

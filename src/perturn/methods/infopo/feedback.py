@@ -161,7 +161,7 @@ def _masked(turn: Turn, placeholder: str) -> Turn:
 
 
 def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> Encoded | None:
-    """Encode an episode without the turns that exceed the limit, in tokens; None if no turn fits.
+    """Encode an episode without the turns that exceed the limit of tokens; None if no turn fits.
 
     Raises:
         DataError: If a turn cannot be encoded as tokens.

@@ -29,9 +29,9 @@ from perturn.extend import (
 )
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
-"""Outcomes of a step of the expert; the first that applies counts. `steps_failed`: every branch that starts before the
-step, or every branch that starts after it, FAILED. `steps_alike`: all branches took the expert's step. `steps_gap`:
-the expert's step is not clearly better."""
+"""Outcomes of a step of the expert; only the first outcome that applies is counted. `steps_failed`: every branch that
+starts before the step, or every branch that starts after it, FAILED. `steps_alike`: all branches took the expert's
+step. `steps_gap`: the expert's step is not clearly better."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from perturn.extend import (
 )
 
 IN_TREE = ("tie", "gap", "kept")
-"""Outcomes of a node at which episodes took different steps; the first that applies counts."""
+"""Outcomes of a node at which episodes took different steps; only the first outcome that applies is counted."""
 
 
 @dataclass(frozen=True)

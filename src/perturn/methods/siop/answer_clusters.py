@@ -115,7 +115,7 @@ def _cluster(
 def _normalized(answer: str) -> str:
     """Return an answer normalized as in HotpotQA's metric: without case, punctuation and articles.
 
-    If nothing is left, articles are kept, as for the choice A: "(A)" and "a." are the same answer.
+    If nothing is left, articles are kept. So the choices "(A)" and "a." are the same answer.
     """
     lower = " ".join(answer.lower().split())
     return normalize_answer(answer) or " ".join(lower.translate(PUNCTUATION).split()) or lower

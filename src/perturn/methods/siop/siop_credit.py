@@ -152,16 +152,16 @@ class SIOP:
     """Discount from one turn to the next, in [0, 1]."""
 
     reference: Annotated[str, OneOf(REFERENCES)] = "own"
-    """Answers whose likelihood counts. own: the answers of the trajectory's cluster. gold: the gold answer, with q = 1.
-    """
+    """Answers whose likelihood is computed. own: the answers of the trajectory's cluster. gold: the gold answer, with q
+    = 1."""
 
     members: Annotated[int, Bound(least=1)] = 3
     """Maximum number of distinct answers that represent a cluster; >= 1."""
 
     same: Annotated[str, CODE] = "exact"
-    """Answers that form a cluster. exact: answers that are equal apart from case, punctuation, articles and blanks.
-    MODULE:FUNCTION: answers with equal labels from your function, which gets a task and its distinct answers and
-    returns one label per answer."""
+    """Rule by which answers form a cluster. exact: answers are equal apart from case, punctuation, articles and blanks.
+    MODULE:FUNCTION: your function gives them equal labels. It gets a task and its distinct answers, and returns one
+    label per answer."""
 
     normalize: Normalization = "std"
     """Normalization of the rewards. mean: subtract the mean. std: then divide by the standard deviation too."""

@@ -48,9 +48,9 @@ def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
     """Return the agreement of a judge with labels, as JSON data. Undefined estimates are null.
 
     - `agreement`: fraction of the ratings that differ from their label by less than 0.5;
-    - `kappa`: Cohen's, with quadratic weights; `rank_correlation`: Spearman's;
-    - `bias`: mean of rating minus label; `error`: root mean square of rating minus label;
-    - `noise`: pooled standard deviation of an item's ratings; null for one rating per item.
+    - `kappa`: Cohen's kappa with quadratic weights; `rank_correlation`: Spearman's rank correlation; - `bias`: mean of
+    rating minus label; `error`: root mean square of rating minus label; - `noise`: pooled standard deviation of an
+    item's ratings; null for one rating per item.
 
     Args:
         recipe: A recipe with a judge.

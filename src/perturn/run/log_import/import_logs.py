@@ -57,7 +57,7 @@ class LogAccount:
     """For each kind of fault: the category of its entries, the first message with its position, and the number of
     entries."""
     shared_ids: int = 0
-    """Number of calls whose id belongs to a call with other content too."""
+    """Number of calls that share their id with a call of other content."""
     replaced_rewards: int = 0
     """Number of rollouts whose turn rewards do not sum to the score, so that the last turn gets the score."""
     rows: int = 0

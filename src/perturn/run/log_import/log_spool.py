@@ -124,7 +124,7 @@ class LogSpool:
         self._db = sqlite3.connect(file)
         self._db.executescript("pragma journal_mode = off; pragma synchronous = off;" + _TABLES)
         self.shared_ids = 0
-        """Number of calls whose id another call has too."""
+        """Number of calls that share their id with another call."""
 
     def add_call(self, call: Call) -> bool:
         """Add a call; return False if a call with the same id and content was added before.

@@ -97,8 +97,8 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
 def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
     """Return the branching turns of the explored episodes.
 
-    If choosing them takes a policy's weights, they are stored before any branch is played, so that a stopped stage
-    resumes with the same turns.
+    If a policy's weights are needed to choose the turns, the turns are stored before any branch is played. So a stopped
+    stage resumes with the same turns.
     """
     explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
     if not explorer.traits.reads_policy:

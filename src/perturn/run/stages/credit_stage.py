@@ -122,8 +122,8 @@ def credit_run(
         against: Another credit to compare with: a credit with stored weights in the run, or the name of an entry of
             CREDITS.
         name: Name for the files of the weights. None: the name of the credit.
-        reference: Policy of the run that the credit reads, also for values. None: the policy that explored; for a
-            credit that reads `progress`, the iteration's reference policy.
+        reference: Policy of the run from which the credit's quantities are computed, such as values. None: the policy
+            that explored; for a credit that reads `progress`, the iteration's reference policy.
         drop_equal_outcomes: See `perturn.data.group_account.ledger`.
         writes: Whether to write the weights to files.
 
@@ -331,7 +331,7 @@ def _other(
     weigher: _Weigher | None,
     weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Return the rows of the credit to compare with, from its file if stored, else computed for its own members.
+    """Return the rows of the credit to compare with: stored rows, or else rows computed for its group members.
 
     A credit with a learned state must be computed for all iterations, even if rows are stored.
     """

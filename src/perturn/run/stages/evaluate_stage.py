@@ -109,7 +109,7 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
 
 
 def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> dict[str, Any]:
-    """Write the best episode of each task as the scored one; return counts of the scored and of all episodes."""
+    """Choose the best episode of each task for the score, and write it; return counts of chosen and of all episodes."""
     session.release()  # the selector may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
     chosen = selection.best(episodes)

@@ -197,7 +197,7 @@ def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
 
     Args:
         comparisons: Number of comparisons in each family.
-        measures: Compared measures, each with families of its own.
+        measures: Compared measures. The p-values of each measure are corrected separately.
     """
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""

@@ -155,7 +155,7 @@ def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
 
 
 def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
-    """Return the share of invalid turns: the mean of r + (invalid - r turns) / m, for share r and mean turns m."""
+    """Return the share r of invalid turns: the mean of r + (invalid - r * turns) / m, with m the mean of `turns`."""
     turns, invalid = table(episodes, "turns"), table(episodes, "invalid")
     mean = fmean([each for tasks in turns.values() for each in tasks.values()] or [0.0])
     if mean == 0:
