@@ -26,7 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, with a weight for each turn. A command that was stopped resumes.",
+    help="Post-train LLM agents on multi-turn tasks, with a weight for each turn. "
+    "To resume a stopped command, run it again.",
     epilog="\n".join(
         (
             "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",
@@ -77,7 +78,7 @@ RunFolder = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE ...]", help="Settings that replace the recipe's, such as seed=1."),
+    typer.Argument(metavar="[KEY=VALUE ...]", help="Settings to change, such as seed=1."),
 ]
 DryRun = Annotated[
     bool,
@@ -89,7 +90,7 @@ GpuMemory = Annotated[
         "--gpu-memory",
         min=1,
         max=1e6,
-        help="Gigabytes per GPU for --dry-run; default: of this machine's GPUs.",
+        help="Gigabytes per GPU for --dry-run; default: the memory of this machine's GPUs.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
