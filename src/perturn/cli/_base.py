@@ -26,8 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, with a weight for each turn. "
-    "To resume a stopped command, run it again.",
+    help="Post-train LLM agents turn by turn. A command that was stopped resumes.",
     epilog="\n".join(
         (
             "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",
