@@ -114,7 +114,7 @@ def test_a_folder_of_another_recipe_is_refused(perturn, recipe, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run", "nowhere.yaml"], "recipe 'nowhere.yaml' does not exist"),
+        (["run", "nowhere.yaml"], "'nowhere.yaml' is no recipe file, run folder or bundled recipe"),
         (["run", "."], "'.' is no run folder: it has no recipe.yaml"),
         (["list", "looses"], "unknown table 'looses'. Did you mean 'losses'?"),
         (["check-env", "nowhere:World"], "'nowhere:World' cannot be loaded: ModuleNotFoundError"),
@@ -275,7 +275,7 @@ def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environmen
         ),
         (
             ["--model", "m"],
-            "--environment is missing, and --model is scored in one; `perturn list environments`",
+            "--environment is missing, and evaluate needs it to score --model; `perturn list environments`",
         ),
         (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
         (
@@ -367,7 +367,7 @@ def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
     ("words", "says"),
     [
         ([], "FILE is missing, and init writes it"),
-        (["a.yaml"], "--environment is missing, and init writes a recipe for one; give it, or --from"),
+        (["a.yaml"], "--environment is missing, and init needs it; give it, or --from"),
         (["a.yaml", "--from", "x"], "no recipe 'x'"),
     ],
 )

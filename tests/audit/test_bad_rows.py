@@ -16,7 +16,7 @@ BAD = {
         "rows.jsonl:1: row: messages: expected an assistant message",
     ),
     "later line": ([{"messages": say("a", "b")}, {"messages": say("a")}], "rows.jsonl:2: "),
-    "equal": ([{"chosen": say("a", "b"), "rejected": say("a", "b")}], "expected to differ from chosen"),
+    "equal": ([{"chosen": say("a", "b"), "rejected": say("a", "b")}], "expected another text than in chosen"),
     "empty text": (
         [{"messages": say("a", "")}],
         "expected an assistant message that carries loss, but all of them are empty",

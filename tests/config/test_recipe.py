@@ -202,7 +202,9 @@ def test_a_missing_recipe_is_refused_by_name(tmp_path):
     """The message names those that come with the package."""
     message = refusal(read_recipe, tmp_path / "none.yaml")
 
-    assert message.startswith(f"recipe {str(tmp_path / 'none.yaml')!r} does not exist. ")
+    assert message.startswith(
+        f"{str(tmp_path / 'none.yaml')!r} is no recipe file, run folder or bundled recipe. "
+    )
     assert "scienceworld_tlm-dre_demo" in message
     assert ", demo-scienceworld, " in message
 

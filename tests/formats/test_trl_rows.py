@@ -228,7 +228,7 @@ U, A = user("u"), said("a")
             {"prompt": [U, A], "chosen": [A], "rejected": [U]},
             r"row 3: rejected: expected an assistant message",
         ),
-        ({"chosen": [U, A], "rejected": [U, A, U]}, r"row 3: rejected: expected to differ from chosen"),
+        ({"chosen": [U, A], "rejected": [U, A, U]}, r"row 3: rejected: expected another text than in chosen"),
         ({"prompt": [U], "completion": [U, A]}, r"row 3: completion: repeats the prompt\."),
         ({"messages": [U, said("")]}, r"row 3: messages: .*carries loss, but all of them are empty"),
         (

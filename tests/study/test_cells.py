@@ -217,7 +217,7 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
             "methods.few.credit.c belongs to the alignment",
         ),
         (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
-        (["recipe=two.yaml"], "two.yaml' does not exist."),
+        (["recipe=two.yaml"], "two.yaml' is no recipe file, run folder or bundled recipe."),
         (["method={}"], "unknown key 'method'. Did you mean 'methods'?"),
         (["methods.a/b={}"], "must be usable in a folder's name"),
     ],

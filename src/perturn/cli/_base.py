@@ -77,7 +77,7 @@ RunFolder = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE ...]", help="Settings that replace the recipe's, such as seed=1."),
+    typer.Argument(metavar="[KEY=VALUE ...]", help="Settings to change, such as seed=1."),
 ]
 DryRun = Annotated[
     bool,
@@ -89,7 +89,7 @@ GpuMemory = Annotated[
         "--gpu-memory",
         min=1,
         max=1e6,
-        help="Gigabytes per GPU for --dry-run; default: of this machine's GPUs.",
+        help="Gigabytes per GPU for --dry-run; default: the memory of this machine's GPUs.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

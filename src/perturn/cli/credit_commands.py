@@ -43,7 +43,7 @@ def credit(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the credit of each turn, with any credit."""
+    """Compute the weight of each turn by a credit."""
     again = any(word.startswith("credit.") for word in overrides or []) or RunPaths(source).is_recorded
     if not (source.is_dir() and again):
         own: dict[str, object] = {"--against": against, "--as": name, "--reference": reference}
@@ -142,7 +142,7 @@ def _number(value: float | None) -> str:
     "anchor-rloo gamma=0.9 --json",
     "my_package.my_credit:MyCredit",
     "trl:grpo scale_rewards=none",
-    codes="0 measured; 1 it says that it is unbiased and is not.",
+    codes="0 measured; 1 the credit declares that it is unbiased, and is not.",
     panel="Prepare",
 )
 def check_credit(

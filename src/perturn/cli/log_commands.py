@@ -59,7 +59,7 @@ def import_logs(
         typer.Option(
             "--format",
             help="Logs: otel, langsmith, langfuse, requests. Rollouts: verifiers, verl, skyrl, trl, art, "
-            "agent-lightning. Default: recognised.",
+            "agent-lightning. Default: recognised from the records.",
         ),
     ] = None,
     output: Annotated[
@@ -69,13 +69,16 @@ def import_logs(
     score: Annotated[
         str | None, typer.Option(help="Name of the score that is the reward, or the path of its field.")
     ] = None,
-    success_at: Annotated[float | None, typer.Option(help="Lowest score of a success; else above 0.")] = None,
+    success_at: Annotated[
+        float | None, typer.Option(help="Lowest score of a success; default: any score above 0.")
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Score gap that a pair must exceed.")] = 0.4,
     session: Annotated[
         str | None, typer.Option(help="Path of the field that names the episode, such as metadata.chat.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="Path of the field that names the task; else the first user message.")
+        str | None,
+        typer.Option(help="Path of the field that names the task; default: the first user message."),
     ] = None,
     keep_unscored: Annotated[
         bool, typer.Option("--keep-unscored", help="Also write episodes without a score.")

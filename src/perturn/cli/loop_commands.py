@@ -42,7 +42,7 @@ STAGES = {
         "runs/demo-then --dry-run --json",
     ),
     "train": (
-        "Train SFT on expert episodes, then the alignment.",
+        "Train by SFT on expert episodes, then by alignment.",
         "runs/demo-scienceworld",
         "runs/demo-scienceworld --dry-run",
     ),

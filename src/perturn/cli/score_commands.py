@@ -66,7 +66,7 @@ def evaluate(
     else:
         words = [word for word in (source, *words) if word is not None]
         remedy = "`perturn list environments` shows the names"
-        environment = required(environment, "--environment", "--model is scored in one", remedy)
+        environment = required(environment, "--environment", "evaluate needs it to score --model", remedy)
         with at_work(f"opening {environment}"):
             chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
     if dry_run:

@@ -36,11 +36,9 @@ def init(
         typer.Option(help="Loss; default: tlm-dre, or ppo-clip without an expert."),
     ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
-    recipe: Annotated[
-        str | None, typer.Option("--from", help="Name of a recipe of the package to copy.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option("--from", help="Name of a bundled recipe to copy.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the recipes of the package.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the bundled recipes.")] = False,
     overrides: Overrides = None,
 ) -> None:
     """Write a recipe for an environment and a model."""
@@ -49,15 +47,15 @@ def init(
     if listed:
         list_table("recipes")
         return
-    file = required(file, "FILE", "init writes it", "name it, or give --list for the recipes that are there")
+    file = required(file, "FILE", "init writes it", "name it, or give --list for the bundled recipes")
     if recipe is not None:
         copy_recipe(file, recipe)
         results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
         return
-    remedy = "give it, or --from to copy a recipe that is there"
+    remedy = "give it, or --from to copy a bundled recipe"
     chosen: dict[str, Any] = {
-        "environment": required(environment, "--environment", "init writes a recipe for one", remedy),
-        "model": required(model, "--model", "init writes a recipe for one", remedy),
+        "environment": required(environment, "--environment", "init needs it", remedy),
+        "model": required(model, "--model", "init needs it", remedy),
         "loss": loss,
         "lora": lora,
         "full": full,
@@ -80,7 +78,7 @@ def check_env(
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment, and print the rules of its episodes."""
+    """Check an environment and print the rules of its episodes."""
     from perturn.envs.environment_check import check_environment
     from perturn.io.user_code import load_object
     from perturn.run.protocol_rules import check_rules

@@ -42,7 +42,7 @@ def inspect(
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a JSON object per row; with --check, one in all."),
+        typer.Option("--json", help="Print a JSON object per row; with --check, one object for all rows."),
     ] = False,
     check: Annotated[
         bool,

@@ -202,7 +202,7 @@ def recipe_file(path: Path, name: str) -> Path:
     """
     found = shipped_recipe(name) if path.is_dir() or not path.exists() else None
     if not path.exists():
-        check_known(name, shipped_names(), f"recipe {str(path)!r} does not exist")
+        check_known(name, shipped_names(), f"{str(path)!r} is no recipe file, run folder or bundled recipe")
     return found or path
 
 

@@ -84,7 +84,9 @@ def from_trl(
         trajectories.append(Trajectory(Task(task_id), turns, prompt=head, sample=sample, **known))
         trailing += dropped
     if len(sides) == 2 and trajectories[0].messages == trajectories[1].messages:
-        raise DataError(f"{where}: rejected: expected to differ from chosen, got the same. Drop the row.")
+        raise DataError(
+            f"{where}: rejected: expected another text than in chosen, got the same text. Drop the row."
+        )
     if counts is not None:
         counts.update(unread)
         counts[TRAILING] += trailing
@@ -205,7 +207,7 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
             " A prompt alone has no answer to learn from. Tasks that a policy plays come from an environment."
         )
     if columns.keys() & {"prompt", "completion", "chosen", "rejected"}:
-        return " Add the columns that are missing of a form."
+        return " Add the missing columns of one form."
     return f" {wrapped[0].upper()}{wrapped[1:]}" if (wrapped := what_wrapper(row)) else " Rename the columns."
 
 
