@@ -35,11 +35,12 @@ class OPRL(GroupCredit):
     and also defines pi_ref.
 
     Source: Liu et al. 2025, "Online Process Reward Learning for Agentic Reinforcement Learning", arXiv:2509.19199, by
-    its abstract. The step-level advantages follow summaries of the paper by other authors. Differs: r has no factor
-    beta, since division by the standard deviation removes it. With `normalize` mean, multiply alpha by beta. step_gamma
-    is Perturn's addition. At 1 the implicit rewards are summed to the end, as shaping rewards are in the paper. At 0
-    each step has its own reward alone, as the paper's step advantage seems to have. A FAILED trajectory has no implicit
-    rewards, and counts with score 0. A trajectory alone in its group gets 0.
+    its abstract. The step-level advantages follow summaries of the paper by other authors.
+
+    Differs: r has no factor beta, since division by the standard deviation removes it. With `normalize` mean, multiply
+    alpha by beta. step_gamma is Perturn's addition. At 1 the implicit rewards are summed to the end, as shaping rewards
+    are in the paper. At 0 each step has its own reward alone, as the paper's step advantage seems to have. A FAILED
+    trajectory has no implicit rewards, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
