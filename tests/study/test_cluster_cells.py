@@ -11,32 +11,35 @@ from perturn.study import cluster_cells
 from perturn.study.cluster_cells import Nodes
 
 DIED = Lost("ActorDiedError: The actor died because its node has died.", None)
+WELL = {"identity": identity(), "holds": True, "work": None}
 
 
-class Answers:
-    """A cluster whose nodes give these answers, in this order; an exception is raised."""
+class FewActors:
+    """A cluster whose actors have these answers, by method. One that is missing has not come; exceptions are raised."""
 
-    def __init__(self, answers):
+    def __init__(self, *answers):
         self.answers, self.started, self.ended = iter(answers), [], []
 
     def require_node(self, what, cpus, gpus):
         """Have a node that is large enough."""
 
     def actor(self, kind, *arguments, **options):
-        """Return an actor whose calls say their names."""
-
-        def call(name):
-            return SimpleNamespace(remote=lambda *_: name)
-
-        self.started.append(SimpleNamespace(identity=call("identity"), holds=call("holds")))
+        """Start the next actor; a call returns its reference, which is the actor's answers and the method."""
+        mine = dict(next(self.answers))
+        calls = {name: SimpleNamespace(remote=lambda *_, name=name: (mine, name)) for name in WELL}
+        self.started.append(SimpleNamespace(mine=mine, **calls))
         return self.started[-1]
 
+    def ready(self, references, seconds=0.0):
+        """Return the references whose answers have come."""
+        return [(mine, name) for mine, name in references if name in mine]
+
     def get(self, reference, seconds=None):
-        """Return the next answer."""
-        answer = next(self.answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return identity() if answer == "this perturn" else answer
+        """Return an answer."""
+        mine, name = reference
+        if isinstance(mine[name], Exception):
+            raise mine[name]
+        return mine[name]
 
     def end(self, server):
         """Note that a server is ended."""
@@ -44,40 +47,84 @@ class Answers:
 
 
 @pytest.fixture
-def nodes(monkeypatch, tmp_path):
-    """Nodes of a cluster that gives some answers, and this cluster."""
+def begun(monkeypatch, tmp_path):
+    """The nodes of a cluster whose actors have some answers, a worker of one cell there, and the cluster."""
 
     def made(*answers):
-        cluster = Answers(answers)
+        cluster = FewActors(*answers)
         monkeypatch.setattr(cluster_cells, "Connection", lambda _: cluster)
-        return Nodes(Cluster("auto"), tmp_path, None), cluster
+        nodes = Nodes(Cluster("auto"), tmp_path, None)
+        return nodes, nodes.start(None, {}, True, tmp_path / "log"), cluster
 
     return made
 
 
-def test_a_node_that_is_lost_while_it_is_checked_is_replaced(nodes, tmp_path):
-    """It says nothing of other nodes."""
-    there, cluster = nodes(DIED, "this perturn", True)
+def ends(worker):
+    """Return whether a worker ends within a few looks."""
+    return any(worker.has_ended for _ in range(9))
 
-    assert there.server().actor is cluster.started[1]
-    assert cluster.ended == cluster.started[:1]
+
+def test_a_cell_waits_for_its_server_and_then_for_its_work(begun, tmp_path):
+    """Nobody waits meanwhile: another look says how far it is."""
+    nodes, worker, cluster = begun({})
+    mine = cluster.started[0].mine
+
+    assert not worker.has_ended
+    assert len(list(tmp_path.iterdir())) == 1  # the file that the node is to see
+    mine |= {"identity": identity(), "holds": True}
+    assert not worker.has_ended
+    assert worker.reply == (mine, "work")
+    mine["work"] = "failed: no such model"
+    assert worker.has_ended
+    assert worker.error() == "failed: no such model"
+
+    nodes.close()
+    assert cluster.ended == cluster.started
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(
-    ("answers", "why", "ended"),
-    [
-        ((DIED, DIED), "its node has died", 2),
-        (("this perturn", False), "it does not see the folder", 1),
-        ((Lost("no folder", OSError()),), "no folder", 1),
-    ],
-    ids=["lost twice", "sees another disk", "raises"],
+    "lost", [{"identity": DIED, "holds": DIED}, WELL | {"work": DIED}], ids=["checked", "at work"]
 )
-def test_a_node_that_cannot_do_a_cell_is_an_error(nodes, answers, why, ended):
-    """Its server is ended, and nothing is left waiting."""
-    there, cluster = nodes(*answers)
+def test_a_cell_whose_node_is_lost_is_begun_on_another(begun, lost):
+    """Once more, and not a third time."""
+    _, worker, cluster = begun(lost, WELL)
 
-    with pytest.raises(ConfigError, match=f"cannot work in .*{why}"):
-        there.server()
+    assert ends(worker)
 
-    assert len(cluster.ended) == len(cluster.started) == ended
+    assert worker.error() is None
+    assert cluster.ended == cluster.started[:1]
+
+    _, worker, cluster = begun(lost, lost)
+    assert ends(worker)
+    assert worker.error() == f"its process on a node was lost: {DIED}"
+    assert cluster.ended == cluster.started
+
+
+def test_a_server_that_finds_no_room_makes_way_for_an_idle_one(begun, tmp_path):
+    """Else both would wait for ever: the idle one keeps the room that the other waits for."""
+    nodes, first, cluster = begun(WELL, {})
+    second = nodes.start(None, {}, True, tmp_path / "log")
+    assert not second.has_ended
+    assert ends(first)
+
+    assert ends(second)
+
+    assert cluster.ended == cluster.started[1:]
+    assert second.server.actor is cluster.started[0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (WELL | {"holds": False}, "it does not see the folder"),
+        ({"identity": Lost("no folder", OSError()), "holds": True}, "no folder"),
+    ],
+    ids=["sees another disk", "raises"],
+)
+def test_a_node_that_cannot_do_cells_is_an_error(begun, answers, why):
+    """It is said with the remedy."""
+    _, worker, _ = begun(answers)
+
+    with pytest.raises(ConfigError, match=f"cannot work in .*: {why}; put `output` on"):
+        assert not worker.has_ended

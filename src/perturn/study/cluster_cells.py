@@ -17,6 +17,8 @@ from perturn.study.cell_processes import do_logged
 from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources
 
+_PROBE = "seen"
+"""Text of a file in the study's folder, whose name no other study has."""
 _TRIES = 2
 """Number of attempts at a cell whose node is lost each time."""
 
@@ -60,6 +62,7 @@ class Nodes:
         size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
         self.connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
         self._idle: list[Server] = []
+        self._probe = folder / f".{uuid4().hex}"
 
     def most(self, peak_gb: float) -> int:
         """Return the number of cells that may run at the same time. The memory of the nodes is not considered."""
@@ -76,44 +79,40 @@ class Nodes:
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """Return an idle server, or start a new one. If its node is lost meanwhile, start one on another node.
+        """Return an idle server, or start a new one without waiting for it; see `check`."""
+        if self._idle:
+            return self._idle.pop()
+        self._probe.write_text(_PROBE, encoding="utf-8")
+        need: dict[str, Any] = {"num_cpus": self._cluster.engine_cpus, "num_gpus": self._cluster.engine_gpus}
+        actor = self.connection.actor(CellServer, os.getcwd(), **need)
+        return Server(actor, actor.identity.remote(), actor.holds.remote(str(self._probe), _PROBE))
+
+    def idle_instead(self, server: Server) -> Server:
+        """Return an idle server in place of one that waits for room, which may be the room of the idle one."""
+        if not self._idle or self.connection.ready([server.started]):
+            return server
+        self.connection.end(server)
+        return self._idle.pop()
+
+    def check(self, server: Server) -> None:
+        """Check a server that has started.
 
         Raises:
             ConfigError: If the node has another version of perturn, or does not see the study's folder.
+            Lost: If the node is lost.
         """
-        if self._idle:
-            return self._idle.pop()
-        need: dict[str, Any] = {"num_cpus": self._cluster.engine_cpus, "num_gpus": self._cluster.engine_gpus}
-        tries = 0
-        while True:
-            tries += 1
-            actor = self.connection.actor(CellServer, os.getcwd(), **need)
-            server = Server(actor, actor.identity.remote(), actor.identity.remote())
-            try:
-                self._check(server)
-            except Lost as error:
-                self.connection.end(server)
-                if error.cause is None and tries < _TRIES:
-                    continue
-                raise self._unfit(str(error)) from error
-            return server
-
-    def _check(self, server: Server) -> None:
-        probe, text = self._folder / f".{uuid4().hex}", uuid4().hex
-        probe.write_text(text, encoding="utf-8")
         try:
             check_identity("a node of the cluster", self.connection.get(server.identity))
-            if not self.connection.get(server.actor.holds.remote(str(probe), text)):
-                self.connection.end(server)
-                raise self._unfit("it does not see the folder")
-        finally:
-            probe.unlink()
-
-    def _unfit(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"a node of the cluster cannot work in {self._folder.absolute()}: {why}; put `output` on a file system "
-            "that all nodes have under that path, or leave `cluster` out."
-        )
+            why = "" if self.connection.get(server.started) else "it does not see the folder"
+        except Lost as error:
+            if error.cause is None:
+                raise
+            why = str(error)
+        if why:
+            raise ConfigError(
+                f"a node of the cluster cannot work in {self._folder.absolute()}: {why}; put `output` on a file system "
+                "that all nodes have under that path, or leave `cluster` out."
+            )
 
     def release(self, server: Server) -> None:
         """Mark a server as idle."""
@@ -128,6 +127,7 @@ class Nodes:
         for server in self._idle:
             self.connection.end(server)
         self._idle = []
+        self._probe.unlink(missing_ok=True)
 
 
 @dataclass(eq=False)
@@ -145,15 +145,27 @@ class NodeWorker:
 
     def _begin(self) -> None:
         self.tries += 1
+        self._is_working = False
         self.server = self.nodes.server()
-        self.reply = self.server.actor.work.remote(*self.work)
+        self.reply = self.server.started
 
     @property
     def has_ended(self) -> bool:
-        """Whether the cell has ended. A cell whose node is lost is started once more."""
+        """Whether the cell has ended. A cell whose node is lost is started once more.
+
+        Raises:
+            ConfigError: If the node cannot do cells of this study.
+        """
+        if not self._is_working:
+            self.server = self.nodes.idle_instead(self.server)
+            self.reply = self.server.started
         if not self.nodes.connection.ready([self.reply]):
             return False
         try:
+            if not self._is_working:
+                self.nodes.check(self.server)
+                self._is_working, self.reply = True, self.server.actor.work.remote(*self.work)
+                return False
             self._error: str | None = self.nodes.connection.get(self.reply)
             self.nodes.release(self.server)
         except Lost as error:
