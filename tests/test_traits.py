@@ -46,7 +46,7 @@ ALLOWED = {
     "envs/tau3/domains.py:methods_of": "a method of tau2-bench, which marks its tools",
     "envs/tau3/environment.py:Tau3._call": "a method of tau2-bench, which marks what changes the database",
     "envs/tau3/environment.py:_plain": "what a tool of tau2-bench returned, which may be a pydantic model",
-    "envs/load_environment.py:_module_of_file": "a module, which need not have a file",
+    "io/user_code.py:_module_of_file": "a module, which need not have a file",
     "envs/adapter_values.py:schema_of": _CALLER,
     "envs/user_environment.py:_plain": _PLAIN,
     "faults.py:_plain": _PLAIN,

@@ -29,7 +29,7 @@ LEFT_OUT = {"loss_found", "step_cosine"}
 def measure(
     run: RunFolder,
     credits: Annotated[
-        str, typer.Option(help="Credits, separated by commas; all: each credit that can be computed.")
+        str, typer.Option(help="Credits, with commas; all: each that can be computed.")
     ] = "all",
     episodes: Annotated[int, typer.Option(help="Episodes to measure.")] = 100,
     continuations: Annotated[int, typer.Option(help="Continuations from each point of an episode.")] = 8,
