@@ -88,7 +88,7 @@ class Nodes:
         return Server(actor, actor.identity.remote(), actor.holds.remote(str(self._probe), _PROBE))
 
     def idle_instead(self, server: Server) -> Server:
-        """Return an idle server in place of one that waits for room, which may be the room of the idle one."""
+        """Return an idle server instead, if there is one and the server still waits for room on a node."""
         if not self._idle or self.connection.ready([server.started]):
             return server
         self.connection.end(server)
