@@ -224,7 +224,7 @@ def _end_without_head(ray: Any) -> None:
 
 
 def lost_head(address: Callable[[], str | None]) -> str | None:
-    """Wait until the head of a cluster has not answered for `HEAD_S`.
+    """Wait until the head of a cluster, which has answered before, has not answered for `HEAD_S`.
 
     Args:
         address: Returns the head's HOST:PORT; None if this process has left the cluster.
@@ -232,13 +232,13 @@ def lost_head(address: Callable[[], str | None]) -> str | None:
     Returns:
         The error to tell the user; None if this process has left the cluster.
     """
-    answered = time.monotonic()
+    answered = None  # a head that never answers may be hidden by a firewall, and Ray may still reach it
     while (where := address()) is not None:
         host, _, port = where.rpartition(":")
         with suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
             answered = time.monotonic()
-        if time.monotonic() > answered + HEAD_S:
+        if answered is not None and time.monotonic() > answered + HEAD_S:
             return (
                 f"the cluster is lost: its head at {where} has not answered for {HEAD_S:.0f} s. Finished stages and "
                 "recorded episodes are kept. Start the head again, unless Perturn had started it, and run the same "

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, get_args
 from perturn.bounds import EntryOf
 from perturn.errors import ConfigError, check_fit, check_known, check_type
 from perturn.needs import Distance, Need, check_declarations
-from perturn.table import check_members, check_names
+from perturn.table import at_defaults, check_members, check_names
+from perturn.table_index import table
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 ROWS = EntryOf("rows", default="expert-pairs")
@@ -193,6 +194,24 @@ def check_row_maker(maker: Any) -> None:
     check_declarations(maker, name, RowTraits, 'RowTraits("pairs")', protocol)
     check_members(maker, ("__call__",), "row maker", protocol)
     check_known(maker.traits.makes, get_args(Kind), f"{name} makes unknown rows {maker.traits.makes!r}")
+
+
+def row_makers() -> dict[str, RowMaker]:
+    """Return the row makers with default settings, by name, as alternatives that an error can name.
+
+    Row makers with a setting without default are left out, and row makers that `check_row_maker` rejects: their error
+    is raised when a recipe names them.
+    """
+    made = {name: at_defaults(entry) for name, entry in table("rows").items()}
+    return {name: one for name, one in made.items() if one is not None and _is_sound(one)}
+
+
+def _is_sound(maker: RowMaker) -> bool:
+    try:
+        check_row_maker(maker)
+    except ConfigError:
+        return False
+    return True
 
 
 def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:

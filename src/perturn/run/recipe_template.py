@@ -16,6 +16,7 @@ from perturn.bounds import texts
 from perturn.chat.model_names import PACKAGED
 from perturn.config.parsing import apply_overrides, parse
 from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.row_maker_settings import row_makers
 from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
@@ -25,7 +26,7 @@ from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
 from perturn.run.protocol_rules import EVALUATION_SPLITS, rules_for, some_task
-from perturn.table import at_defaults, locate, name_of
+from perturn.table import locate, name_of
 from perturn.table_index import table
 
 _TABLES = {
@@ -143,11 +144,10 @@ def _rows(kind: str, has_expert: bool) -> dict[str, Any]:
     Raises:
         ConfigError: If every such row maker needs an expert and the environment has none.
     """
-    makers = ((name, at_defaults(entry)) for name, entry in table("rows").items())
     fitting = {
         name: one.traits
-        for name, one in makers
-        if one and one.traits.makes == kind and not (one.traits.branches or one.traits.corrects or one.needs)
+        for name, one in row_makers().items()
+        if one.traits.makes == kind and not (one.traits.branches or one.traits.corrects or one.needs)
     }
     found = next((name for name, traits in fitting.items() if has_expert or not traits.expert), None)
     reader = f"rows that are {kind} come from {' or '.join(fitting)}, which read its episodes"

@@ -10,6 +10,7 @@ import torch
 
 from perturn.chat.templates import chat_template
 from perturn.config.recipe import REWARD_MODEL, Recipe
+from perturn.config.row_maker_settings import row_makers
 from perturn.config.sections import Train
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError, within
@@ -17,9 +18,7 @@ from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
 from perturn.needs import Distance, request_of
 from perturn.policy.models import compute_dtype, context_length, device
-from perturn.rows import ROWS
 from perturn.run.metric_trackers import PROJECT
-from perturn.table import at_defaults
 from perturn.train_processes import share_of, world_size
 from perturn.training.credit_choice import choose_credit, make_loss
 from perturn.training.sharding import fsdp2
@@ -96,10 +95,7 @@ def distances_read(recipe: Recipe) -> set[str]:
 
 def _makers_of(kind: str) -> list[str]:
     """Return the names of the row makers that make a kind of rows with their default settings."""
-    made = {name: at_defaults(each) for name, each in ROWS.items()}
-    return [
-        name for name, each in made.items() if each and "traits" in dir(each) and each.traits.makes == kind
-    ]
+    return [name for name, maker in row_makers().items() if maker.traits.makes == kind]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
