@@ -133,7 +133,7 @@ def _alfworld_games(data: str | None) -> tuple[str, list[GameText]]:
 
 
 def _wander(world: ALFWorld, task: Task, turns: int) -> list[str]:
-    """Return random actions, half of which change the state of the game."""
+    """Return random actions. Half of the actions change the state of the game."""
     dice, script = random.Random(task.id), []
     seen = world.reset(task, 0)
     for _ in range(turns):

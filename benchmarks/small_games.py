@@ -43,7 +43,7 @@ class Game:
         return self._state([])
 
     def _state(self, commands: Sequence[str]) -> str:
-        """Return the key of the state after some commands, all of which must be admissible."""
+        """Return the key of the state after some commands. All commands must be admissible."""
         env = ALFWorldLike()
         seen = env.reset(self.task)
         for command in commands:

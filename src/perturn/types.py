@@ -227,7 +227,7 @@ class WeightedTrajectory:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two trajectories of one task, of which `chosen` is preferred to `rejected`."""
+    """Two trajectories of one task: `chosen` is preferred to `rejected`."""
 
     chosen: Trajectory
     rejected: Trajectory

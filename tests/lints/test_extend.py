@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import fields
 from fnmatch import fnmatch
 
 import pytest
@@ -10,6 +11,8 @@ from entries import surface
 import perturn.extend
 import perturn.extend.quantity_tools
 import perturn.extend.tensors
+from perturn.config.explorer_settings import _MEMBERS
+from perturn.extend import Explorer
 from support.docs import ROOT
 
 MODULES = [perturn.extend, perturn.extend.tensors, perturn.extend.quantity_tools]
@@ -93,3 +96,12 @@ def test_a_credit_does_not_import_what_reads_models():
 
     for module in modules:
         assert "quantity_tools" not in (ROOT / f"src/{module.replace('.', '/')}.py").read_text(), module
+
+
+def test_names_of_an_explorer_are_told_apart_by_all_of_its_members():
+    """The list stands below the protocol, so that a recipe can be read without it."""
+    classes = Explorer.__mro__[:-1]
+    declared = {name for each in classes for name in (*vars(each), *vars(each).get("__annotations__", ()))}
+    settings = {each.name for each in fields(Explorer)}
+
+    assert {name for name in declared - settings if not name.startswith("_")} | {"imposed"} == _MEMBERS

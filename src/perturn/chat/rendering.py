@@ -200,7 +200,7 @@ class ChatTemplate:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _tokenize_quoted(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text with broken control tokens, each of which becomes tokens of plain text."""
+        """Return the tokens of a text, in which each control token is broken into tokens of plain text."""
         before, *parts = self.control.split(text)
         ids = self._tokenize(before)
         for token, following in zip(parts[::2], parts[1::2], strict=True):

@@ -211,7 +211,7 @@ class Walk:
 
 
 class Asked:
-    """Tokens of a conversation's prompts, each of which extends the previous prompt."""
+    """Tokens of a conversation's prompts. Each prompt extends the previous prompt."""
 
     def __init__(self, walk: Walk, prompt: Prompt) -> None:
         self.walk = walk

@@ -150,7 +150,7 @@ class EngineServer:
         return self._engine.name
 
     async def submit(self, prompts: Sequence[tuple[int, Prompt]], sampling: Sampling) -> None:
-        """Start answering prompts, each of which comes with the number that its answer will have."""
+        """Start answering prompts. Each prompt comes with the number of its later answer."""
         for number, prompt in prompts:
             self._asked[id(prompt)] = number, prompt  # keep the prompt, so that its id stays unique
             self._thread.submit(prompt, sampling)

@@ -41,7 +41,7 @@ class Evaluate:
     every: Annotated[int, COUNT] = 1
     """Number of iterations between two evaluations. The policy of the last iteration is always evaluated."""
     samples: Annotated[int, COUNT] = 1
-    """Number of episodes of each task, all of which are scored. With several episodes, pass^k is reported: the
+    """Number of episodes of each task. All of them are scored. With several episodes, pass^k is reported: the
     probability that k episodes of a task all succeed. Several episodes need a temperature above 0, or an environment or
     user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None

@@ -57,8 +57,8 @@ class RowTraits:
     names_policy: bool = False
     """Whether the trained policy is named after the row maker. If false, it is named after the loss."""
     told: tuple[str, str] | None = None
-    """Two texts, one of which is added to the prompt of a task: the first if its episode succeeded, otherwise the
-    second. Evaluations add the first text."""
+    """Two texts for the prompt of a task. The first is added if its episode succeeded, otherwise the second.
+    Evaluations add the first text."""
     needs_history: bool = False
     """Whether each prompt must contain the whole history, for example because a row combines two episodes."""
     reads_logprobs: bool = False

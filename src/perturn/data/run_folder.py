@@ -249,7 +249,7 @@ class Run:
             self._pulse.left = left
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
-        """Record the goal of the running stage: `total` lines in a file, of which `done` exist already."""
+        """Record the goal of the running stage: `total` lines in a file. `done` lines exist already."""
         if self._pulse:
             where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())
@@ -305,7 +305,7 @@ def refuse_other(recipe: Recipe) -> None:
 def _compared(recipe: Recipe) -> dict[str, Any]:
     """Return all settings by dotted key, with the path of a model inside `output` made relative to it.
 
-    So two runs, of which one starts from a policy of the other, can be moved together.
+    So a run that starts from a policy of another run can be moved together with that run.
     """
     flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
     if model.is_relative_to(recipe.output):

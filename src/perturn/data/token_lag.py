@@ -1,4 +1,4 @@
-"""Lag of sampled tokens behind the policy that trains on them, in versions of the policy."""
+"""Lag of sampled tokens: number of versions between the policy that sampled them and the policy that trains on them."""
 
 from __future__ import annotations
 

@@ -128,8 +128,7 @@ def training_memory(
         processes: Number of processes that train together.
         sharding: The setting `launch.sharding`.
         cpu_offload: The setting `launch.cpu_offload`.
-        passes: Number of passes in an optimizer step. From the second pass on, gradients are held together with all
-            activations.
+        passes: Number of passes in an optimizer step. From the second on, gradients and activations are held together.
         reads_reference: Whether loss or credit reads a reference, which is computed before training.
         second_reference: Whether the reference differs from the model with which training starts.
     """

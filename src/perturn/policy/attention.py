@@ -278,7 +278,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """Return the attention calls of segments, each of which is [start, end, end of its descendants]."""
+    """Return the attention calls of segments. A segment is [start, end, end of its descendants]."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))

@@ -111,7 +111,7 @@ def backend_settings(recipe: Recipe) -> Backend:
 
 
 class Session:
-    """An open run with the objects that its stages share, each of which is opened once."""
+    """An open run, with the objects that its stages share. Each object is opened once."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
@@ -304,8 +304,7 @@ class Session:
     ) -> dict[str, int]:
         """Play the episodes that a file lacks, and store each episode when it ends.
 
-        If an earlier call stopped because too many episodes FAILED, these episodes are played again. Incomplete blocks
-        are played again as a whole.
+        Incomplete blocks are played again, and FAILED episodes if an earlier call stopped because of their number.
 
         Args:
             file: File of the trajectories.

@@ -72,8 +72,7 @@ class LocalEngine:
             speculate: Whether to verify guessed next tokens together with the newest token, if that saves time.
 
         Raises:
-            ModelError: If a layer caches anything but keys and values, or the engine's log-probabilities differ from
-                the model's.
+            ModelError: If a layer caches more than keys and values, or log-probabilities differ from the model's.
         """
         self.name = name
         self.version: int | None = None

@@ -1,4 +1,4 @@
-"""The judge of MT-Bench: a model behind a chat-completions API that rates an answer from 1 to 10."""
+"""The judge of MT-Bench: a model that rates answers from 1 to 10, reached through a chat-completions API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check assertions in plain language with a judge: a model behind a chat-completions API."""
+"""Check assertions in plain language with a judge: a model that is reached through a chat-completions API."""
 
 from __future__ import annotations
 
