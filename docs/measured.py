@@ -5,7 +5,8 @@
 
 Each block `<!-- measure NAME -->` ... `<!-- end -->` gets what `studies/results/measure/NAME.json` holds, which
 `benchmarks/measured.py` keeps of a run, and `<!-- predicts NAME -->` ... `<!-- end -->` the rank correlations of its
-scores with what training gained.
+scores with what training gained. `<!-- agree NAME OTHER -->` ... `<!-- end -->` gets the rank correlations between the
+scores of two measurements.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import predicts
 from findings import STYLE
@@ -23,6 +24,7 @@ from perturn.report.score_headings import OF_GRADIENTS, OF_TURNS
 
 PAGE, FIGURES = "results/measure.md", "figures/measure"
 _LEARNING = re.compile(r"<!-- predicts (\S+) -->.*?<!-- end -->", re.DOTALL)
+_AGREEMENT = re.compile(r"<!-- agree (\S+) (\S+) -->.*?<!-- end -->", re.DOTALL)
 _BLOCK = re.compile(r"<!-- measure (\S+) -->.*?<!-- end -->", re.DOTALL)
 _SENTENCE = re.compile(
     r"On \S+, (?P<name>.+?) (?P<claim>(?:finds|tells|ranks|points) .+) \(\w+ (?P<number>.+)\)\."
@@ -44,18 +46,25 @@ def outputs(page: str, rows: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
 
+    def stored(name: str) -> dict[str, Any]:
+        text = (rows / f"{name}.json").read_text(encoding="utf-8")
+        return cast("dict[str, Any]", json.loads(text))
+
     def filled(match: re.Match[str]) -> str:
         name = match[1]
-        known = json.loads((rows / f"{name}.json").read_text(encoding="utf-8"))
+        known = stored(name)
         drawn = {credit: row[DRAWN] for credit, row in known["credits"].items() if whole(row.get(DRAWN))}
         found[f"{FIGURES}/{name}.svg"] = forest(TITLE, drawn, NULL)
         return f"<!-- measure {name} -->\n{block(name, known)}\n<!-- end -->"
 
     def ranked(match: re.Match[str]) -> str:
-        known = json.loads((rows / f"{match[1]}.json").read_text(encoding="utf-8"))
-        return f"<!-- predicts {match[1]} -->\n{predicts.table(known, rows.parent)}\n<!-- end -->"
+        return f"<!-- predicts {match[1]} -->\n{predicts.table(stored(match[1]), rows.parent)}\n<!-- end -->"
 
-    return {PAGE: _LEARNING.sub(ranked, _BLOCK.sub(filled, page)), **found}
+    def agreed(match: re.Match[str]) -> str:
+        one, other = match.groups()
+        return f"<!-- agree {one} {other} -->\n{predicts.agreement(stored(one), stored(other))}\n<!-- end -->"
+
+    return {PAGE: _AGREEMENT.sub(agreed, _LEARNING.sub(ranked, _BLOCK.sub(filled, page))), **found}
 
 
 def block(name: str, found: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Whether the scores of `perturn measure` rank credits as training does: a table for docs/results/measure.md.
+"""Whether the scores of `perturn measure` rank credits as training does, and similarly for two policies.
+
+Both tables are for docs/results/measure.md.
 
 A credit of the online studies on ALFWorld has its gain over RLOO, paired by base, and its scores on the laboratory's
 policy. The rank correlation has the interval of Bonett and Wright 2000, "Sample size requirements for estimating
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from perturn.report.score_headings import HEADINGS
+from perturn.report.score_headings import HEADINGS, OF_TURNS
 
 STUDIES = ("online", "credits", "groups")
 CREDITS = {"ppo": "turn-gae", "reinforce-pp": "reinforce++"}
@@ -89,4 +91,31 @@ def table(measured: dict[str, Any], studies: Path) -> str:
         f"They differ by {sqrt(spread):.1f} points (standard deviation), and each has a standard error of "
         f"{sqrt(noise):.1f} points (root mean square).",
     ]
+    return "\n".join(lines)
+
+
+def agreement(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return, for each score of turns, the rank correlation over credits between two measurements, as Markdown.
+
+    Credits that give all turns of an episode one number are left out: their scores are nearly equal by construction.
+    """
+    first, second = one["credits"], other["credits"]
+    varying = [name for name in first if all(own.get(name, {}).get("correlation") for own in (first, second))]
+    rated = {
+        score: [name for name in varying if first[name].get(score) and second[name].get(score)]
+        for score in OF_TURNS
+    }
+    scored = {score: names for score, names in rated.items() if len(names) > 2}
+    lines = [
+        f"| score | credits | rank correlation between the policies | interval for all {len(scored)} scores at once |",
+        "|---|---|---|---|",
+    ]
+    for score, names in scored.items():
+        here, there = ([own[name][score][0] for name in names] for own in (first, second))
+        mean, *alone = rank_correlation(here, there)
+        _, *together = rank_correlation(here, there, len(scored))
+        ends = [f"[{low:+.2f}, {high:+.2f}]" for low, high in (alone, together)]
+        lines.append(
+            f"| {HEADINGS[score]} | {len(names)} | {mean:+.2f} {ends[0]} | {ends[1]} |".replace("-", "−")
+        )
     return "\n".join(lines)

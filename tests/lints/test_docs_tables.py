@@ -258,3 +258,27 @@ def test_rank_correlations_of_gains_have_the_interval_of_few_credits():
     found = predicts.rank_correlation([1, 2, 3, 4, 5, 6], [1, 3, 2, 4, 6, 5])
     assert found == pytest.approx((0.886, 0.066, 0.992), abs=0.001)
     assert str(predicts.rank_correlation([1, 2, 3, 4], [1, 2, 4, 3])[1]) == "nan"
+
+
+def test_agreement_of_two_measurements_reads_credits_that_vary_within_an_episode():
+    """Three credits in the opposite order, and a credit without a correlation that would change the result."""
+    import predicts
+
+    def credit(value: float, correlation: list[float] | None) -> dict[str, list[float] | None]:
+        return {"correlation": correlation, "lost_auc": [value, 0.0, 1.0]}
+
+    one = {
+        "credits": {
+            name: credit(value, [value, 0, 1]) for name, value in (("a", 0.1), ("b", 0.2), ("c", 0.3))
+        }
+    }
+    other = {
+        "credits": {
+            name: credit(value, [value, 0, 1]) for name, value in (("a", 0.3), ("b", 0.2), ("c", 0.1))
+        }
+    }
+    for found, value in ((one, 0.9), (other, 0.9)):
+        found["credits"]["constant"] = credit(value, None)
+    rows = predicts.agreement(one, other).splitlines()[2:]
+    assert [row.split("|")[1:3] for row in rows] == [[" correlation ", " 3 "], [" AUC, lost turn ", " 3 "]]
+    assert all("−1.00" in row for row in rows)
