@@ -32,7 +32,7 @@ from perturn.engines.local.engine import LocalEngine
 from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.io.atomic_write import replacing
-from perturn.policy.adapters import lora_config, save_adapters
+from perturn.policy.lora_adapters import lora_config, save_adapters
 from perturn.policy.models import add_adapters, architecture, load_model, new_identity
 from perturn.types import Prompt, Sampling
 

@@ -6,7 +6,7 @@ import pytest
 
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.formats import FORMATS
-from perturn.episodes.triage import stagnation
+from perturn.episodes.triage_signals import stagnation
 from perturn.rules import TurnControl
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 

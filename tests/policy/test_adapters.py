@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from perturn import collect
 from perturn.chat.model_names import load_config, load_tokenizer, resolve_model
 from perturn.errors import ConfigError, ModelError
-from perturn.policy.adapters import load_adapters
+from perturn.policy.lora_adapters import load_adapters
 from perturn.policy.models import load_model
 from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from perturn.chat.model_names import adapters_in, base_of, for_engine
 from perturn.engines.local.engine import LocalEngine
 from perturn.errors import ModelError
-from perturn.policy.adapters import load_adapters, save_adapters
+from perturn.policy.lora_adapters import load_adapters, save_adapters
 from perturn.policy.models import add_adapters, architecture, load_model, load_policy, new_identity
 
 IDS = torch.arange(40)[None]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.episodes.triage import SIGNALS, meaning, signals_of
+from perturn.episodes.triage_signals import SIGNALS, meaning, signals_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 

@@ -9,7 +9,7 @@ from perturn.config.signal_filter import Signals
 from perturn.config.stages import stages
 from perturn.data.iteration_numbers import ledger_of
 from perturn.data.store import read_pairs
-from perturn.episodes.triage import left_out
+from perturn.episodes.triage_signals import left_out
 from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
 from perturn.run.stages.row_stage import make_rows

@@ -13,7 +13,7 @@ from perturn.estimate.dry_run import make_plan
 from perturn.estimate.fit import ACCURACY, Gpus, Training, engine_bytes, remedies, say_fit
 from perturn.estimate.memory import ModelShape, cache_bytes, model_shape, training_memory
 from perturn.estimate.overlap import side_by_side
-from perturn.policy.adapters import lora_config
+from perturn.policy.lora_adapters import lora_config
 from perturn.policy.models import add_adapters, empty_model
 from support.benchmarks import benchmark
 

@@ -193,7 +193,7 @@ def test_an_unforeseen_error_has_the_form_of_the_protocol(endpoint, monkeypatch,
     def broken(*_):
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr("perturn.serve.desk.read_action", broken)
+    monkeypatch.setattr("perturn.serve.session_manager.read_action", broken)
     found = send(endpoint, CHAT, GOOD | more)
 
     assert (found.status_code, found.json()["error"]["code"]) == (500, "internal_error")

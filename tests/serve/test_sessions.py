@@ -167,7 +167,7 @@ def test_a_client_that_leaves_frees_its_slot(endpoint, engine, client):
 
 def be_idle(endpoint, *names):
     """Let sessions have been idle for long, all from the same moment."""
-    sessions = endpoint._desk._sessions
+    sessions = endpoint._sessions._sessions
     endpoint._run(lambda: [setattr(sessions[name], "touched", -100.0) for name in names])
 
 

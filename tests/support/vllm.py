@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from perturn.policy.adapters import save_adapters
+from perturn.policy.lora_adapters import save_adapters
 from perturn.policy.models import add_adapters, load_model
 from support.ports import free_port
 

@@ -11,7 +11,7 @@ from perturn.analysis.iteration_table import iteration_rows
 from perturn.analysis.number_text import interval, number
 from perturn.analysis.run_contents import RecordedRun
 from perturn.analysis.turn_errors import error_row
-from perturn.episodes.triage import SIGNALS, signals_of
+from perturn.episodes.triage_signals import SIGNALS, signals_of
 from perturn.stats import (
     Estimate,
     PairedComparison,

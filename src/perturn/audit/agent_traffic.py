@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from perturn.episodes.prefix_matching import Cause, Sequences
 from perturn.episodes.prompts import context_of
-from perturn.episodes.sequences import Cause, Sequences
 from perturn.types import OPENS, Trajectory
 
 

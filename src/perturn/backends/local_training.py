@@ -18,7 +18,7 @@ from perturn.config.sections import Lora
 from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.io.atomic_write import replacing
-from perturn.policy.adapters import load_adapters, lora_config, save_adapters
+from perturn.policy.lora_adapters import load_adapters, lora_config, save_adapters
 from perturn.policy.models import add_adapters, load_model
 from perturn.train_processes import leads
 from perturn.training.sharding import whole_weights

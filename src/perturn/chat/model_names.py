@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
-from perturn.engines.adapter_files import CONFIG as _ADAPTERS
-from perturn.engines.adapter_files import WEIGHTS as _WEIGHTS
-from perturn.engines.adapter_files import LowRank, adapter_config, low_rank
+from perturn.engines.lora_files import CONFIG as _ADAPTERS
+from perturn.engines.lora_files import WEIGHTS as _WEIGHTS
+from perturn.engines.lora_files import LowRank, adapter_config, low_rank
 from perturn.engines.tinker.stored_policy import AT_SERVICE
 from perturn.errors import ModelError, closest
 from perturn.io.atomic_write import replacing
@@ -210,7 +210,7 @@ def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
     say(f"merging the adapters in {name} into {adapters.base}, in {target}")
     with replacing(target, foreign=(Exception,), once=True) as fresh:
         fresh.mkdir()
-        locate("perturn.policy.adapters:merge")(name, fresh)
+        locate("perturn.policy.lora_adapters:merge")(name, fresh)
     for other in target.parent.glob(f"{mark}-*"):
         if other != target:
             shutil.rmtree(other, ignore_errors=True)

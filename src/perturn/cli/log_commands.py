@@ -17,7 +17,7 @@ from perturn.io.plain_data import told
 from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
-    from perturn.episodes.sequences import Cause
+    from perturn.episodes.prefix_matching import Cause
     from perturn.formats.logs.log_entries import Decode
     from perturn.run.log_import.import_logs import LogAccount
 

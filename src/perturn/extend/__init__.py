@@ -33,7 +33,7 @@ from perturn.engines.protocol import EngineSettings, Loaded, Serving, Tokens, Up
 from perturn.episodes.episode import Job
 from perturn.episodes.prompts import told
 from perturn.episodes.seeds import make_jobs, seed_of
-from perturn.episodes.triage import check_signals, left_out
+from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.errors import (
     ConfigError,
     DataError,

@@ -101,7 +101,9 @@ def load_model(
     model = load_model(found.base, dtype=dtype, say=say)
     stored = stored_weights(name, model, dtype, found.beneath)
     if stored is None:
-        model = locate("perturn.policy.adapters:load_adapters")(name, say=say).merge_and_unload().to(dtype)
+        model = (
+            locate("perturn.policy.lora_adapters:load_adapters")(name, say=say).merge_and_unload().to(dtype)
+        )
     else:
         copy_weights(model, stored, stored.adapted)
     model.name_or_path = model.config.name_or_path = name  # the base that later adapters record

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.analysis.run_contents import RecordedRun
-from perturn.episodes.triage import SIGNALS, meaning, signals_of
+from perturn.episodes.triage_signals import SIGNALS, meaning, signals_of
 from perturn.report.episode_view import body, clip, credited, message_text, tokens
 from perturn.types import Message, Trajectory, failed, score, succeeded, unfinished
 

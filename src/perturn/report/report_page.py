@@ -23,7 +23,7 @@ from perturn.analysis.run_contents import RecordedRun
 from perturn.analysis.run_summary import headline, set_rows, signal_rows
 from perturn.data.iteration_numbers import is_number
 from perturn.data.run_paths import iteration_of
-from perturn.episodes.triage import meaning
+from perturn.episodes.triage_signals import meaning
 from perturn.report import figures
 from perturn.report.credit_figures import against_own
 from perturn.report.episode_index import Catalogue, Piece

@@ -12,7 +12,7 @@ from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.config.sections import Sense
 from perturn.config.signal_filter import Signals
 from perturn.data.origins import actions_of, ending_at
-from perturn.episodes.triage import check_signals, left_out
+from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Distance
 from perturn.remaining import wrong_turns
 from perturn.rows.pairing import Paired, check_comparable, cut, exceeds, made, parting

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from perturn.bounds import Bound, check_bounds
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.config.signal_filter import Signals
-from perturn.episodes.triage import check_signals, left_out
+from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Need
 from perturn.rows.pairing import made, pair_with_expert
 

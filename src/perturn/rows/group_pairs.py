@@ -9,7 +9,7 @@ from perturn.bounds import Bound, check_bounds
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.config.sections import COUNT
 from perturn.config.signal_filter import Signals
-from perturn.episodes.triage import check_signals, left_out
+from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Need
 from perturn.rows.pairing import made, pair_within_groups, starting
 

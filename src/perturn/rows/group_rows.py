@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.config.signal_filter import Signals
-from perturn.episodes.triage import check_signals, left_out
+from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Need
 from perturn.types import came_back
 

@@ -102,7 +102,7 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
             shutil.copytree(checkpoint, fresh, ignore=shutil.ignore_patterns(*OPTIMIZER))
         else:
             fresh.mkdir()
-            locate("perturn.policy.adapters:merge")(str(checkpoint), fresh)
+            locate("perturn.policy.lora_adapters:merge")(str(checkpoint), fresh)
         (fresh / "README.md").write_text(model_card(recorded, recipe, chosen), encoding="utf-8")
         for file in (recorded.paths.recipe, recorded.paths.summary):
             if file.is_file():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-from perturn.episodes.sequences import Position, Sequences
+from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.tool_calls import as_text, understand
 from perturn.errors import BudgetError, ContextFull, EngineFailure
 from perturn.io.plain_data import fault, mended, mismatch

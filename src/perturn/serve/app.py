@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perturn.errors import StorageError
 from perturn.io.plain_data import told
 from perturn.serve.agent_session import Session
-from perturn.serve.desk import Desk
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.protocols.chat import Chat
 from perturn.serve.protocols.common import ServedProtocol, Strict, check_plain, read_body
 from perturn.serve.protocols.messages import Messages
 from perturn.serve.protocols.responses import Responses
+from perturn.serve.session_manager import SessionManager
 from perturn.types import Task
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ HEADER = "x-perturn-session"
 _GONE = 499
 """HTTP status of a request whose client has disconnected; no client reads it."""
 _SESSION = re.compile(r"/s/([^/]+)")
-_Handler = Callable[[Desk, str, Request], Awaitable[Response]]
+_Handler = Callable[[SessionManager, str, Request], Awaitable[Response]]
 
 
 class _Reward(Strict):
@@ -62,11 +62,11 @@ class _Opening(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
-def make_app(desk: Desk, key: str) -> ASGIApp:
+def make_app(sessions: SessionManager, key: str) -> ASGIApp:
     """Make the ASGI application of an endpoint.
 
     Args:
-        desk: Sessions of the endpoint.
+        sessions: Sessions of the endpoint.
         key: API key that clients must send.
     """
     chat = PROTOCOLS["/v1/chat/completions"]
@@ -88,7 +88,7 @@ def make_app(desk: Desk, key: str) -> ASGIApp:
         protocol = next((PROTOCOLS[each] for each in PROTOCOLS if path.endswith(each)), chat)
         try:
             handler = _handler(routes.get(plain), scope)
-            response = await handler(desk, key, Request(scope, receive))
+            response = await handler(sessions, key, Request(scope, receive))
         except Refusal as error:
             response = _json(protocol.refusal(error), error.status)
         except ClientDisconnect:
@@ -120,15 +120,17 @@ def _unexpected(error: Exception) -> Refusal:
     return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 
 
-async def _converse(protocol: ServedProtocol, desk: Desk, key: str, request: Request) -> Response:
+async def _converse(
+    protocol: ServedProtocol, sessions: SessionManager, key: str, request: Request
+) -> Response:
     """Answer a request for a completion in a provider's protocol."""
     name = _admit(key, request)
-    ask = protocol.read(await _body(desk, request))
-    ask, session = desk.session_of(ask, name)
+    ask = protocol.read(await _body(sessions, request))
+    ask, session = sessions.session_of(ask, name)
     response = protocol.new_id()
     if ask.stream:
-        return await _streamed(protocol, desk, request, ask, desk.answer(session, ask, response))
-    reply = await _unless_gone(request, desk.answer(session, ask, response))
+        return await _streamed(protocol, sessions, request, ask, sessions.answer(session, ask, response))
+    reply = await _unless_gone(request, sessions.answer(session, ask, response))
     return _json(protocol.write(reply, ask), session=session)
 
 
@@ -159,21 +161,25 @@ async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) 
 
 
 async def _streamed(
-    protocol: ServedProtocol, desk: Desk, request: Request, ask: Ask, answering: Coroutine[Any, Any, Reply]
+    protocol: ServedProtocol,
+    sessions: SessionManager,
+    request: Request,
+    ask: Ask,
+    answering: Coroutine[Any, Any, Reply],
 ) -> Response:
     """Answer as a stream of server-sent events, with comments as heartbeats while the answer is not ready."""
     answered = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(request.receive())
     is_handed_on = False
     try:
-        patience = desk.settings.heartbeat_seconds
+        patience = sessions.settings.heartbeat_seconds
         await asyncio.wait({answered, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
             return _stream(_all(protocol.events(answered.result(), ask)))
         if gone.done():
             raise ClientDisconnect
         is_handed_on = True
-        return _stream(_events(desk, protocol, ask, answered))
+        return _stream(_events(sessions, protocol, ask, answered))
     finally:
         gone.cancel()
         if not is_handed_on:
@@ -181,13 +187,13 @@ async def _streamed(
 
 
 async def _events(
-    desk: Desk, protocol: ServedProtocol, ask: Ask, answered: asyncio.Future[Reply]
+    sessions: SessionManager, protocol: ServedProtocol, ask: Ask, answered: asyncio.Future[Reply]
 ) -> AsyncIterator[str]:
     """Yield heartbeat comments until the answer is ready, and then its events."""
     try:
         while True:
             yield ": waiting\n\n"
-            await asyncio.wait({answered}, timeout=desk.settings.heartbeat_seconds)
+            await asyncio.wait({answered}, timeout=sessions.settings.heartbeat_seconds)
             if answered.done():
                 break
         try:
@@ -209,10 +215,10 @@ async def _all(events: Any) -> AsyncIterator[str]:
         yield event
 
 
-async def _models(desk: Desk, key: str, request: Request) -> Response:
+async def _models(sessions: SessionManager, key: str, request: Request) -> Response:
     """Return a list of models with the policy as its only entry."""
     _admit(key, request)
-    name = desk.engine.name
+    name = sessions.engine.name
     model = {
         "id": name,
         "object": "model",
@@ -224,11 +230,11 @@ async def _models(desk: Desk, key: str, request: Request) -> Response:
     return _json({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
 
 
-async def _reward(desk: Desk, key: str, request: Request) -> Response:
+async def _reward(sessions: SessionManager, key: str, request: Request) -> Response:
     """Set the reward of a turn or of the episode; `done`, or by default the episode's reward, ends the session."""
     name = _named(key, request)
-    given = read_body(_Reward, await _body(desk, request))
-    session = desk.known(name)
+    given = read_body(_Reward, await _body(sessions, request))
+    session = sessions.known(name)
     if given.reward is not None:
         session.give_reward(given.reward, given.response)
     if given.success is not None:
@@ -236,38 +242,40 @@ async def _reward(desk: Desk, key: str, request: Request) -> Response:
     whole = given.reward is not None and given.response is None
     done = whole if given.done is None else given.done
     if done:
-        await desk.finish(session, "ended")
+        await sessions.finish(session, "ended")
     return _json({"session": session.id, "reward": session.reward, "done": done})
 
 
-async def _state(desk: Desk, key: str, request: Request) -> Response:
+async def _state(sessions: SessionManager, key: str, request: Request) -> Response:
     """Set the state key of the next turn."""
     name = _named(key, request)
-    given = read_body(_State, await _body(desk, request))
-    session = desk.find_or_open(name)
+    given = read_body(_State, await _body(sessions, request))
+    session = sessions.find_or_open(name)
     session.next_state = given.state
     return _json({"session": session.id, "state": session.next_state})
 
 
-async def _open(desk: Desk, key: str, request: Request) -> Response:
+async def _open(sessions: SessionManager, key: str, request: Request) -> Response:
     """Open a session for a task."""
     name = _named(key, request)
-    desk.check_name(name)
-    given = read_body(_Opening, await _body(desk, request))
+    sessions.check_name(name)
+    given = read_body(_Opening, await _body(sessions, request))
     check_plain(given.data, "data")
-    session = desk.open(name, Task(given.task or name, given.kind, data=given.data), given.sample, given.seed)
+    session = sessions.open(
+        name, Task(given.task or name, given.kind, data=given.data), given.sample, given.seed
+    )
     return _json(session.summary())
 
 
-async def _show(desk: Desk, key: str, request: Request) -> Response:
+async def _show(sessions: SessionManager, key: str, request: Request) -> Response:
     """Return the current state of a session."""
-    return _json(desk.known(_named(key, request)).summary())
+    return _json(sessions.known(_named(key, request)).summary())
 
 
-async def _counts(desk: Desk, key: str, request: Request) -> Response:
+async def _counts(sessions: SessionManager, key: str, request: Request) -> Response:
     """Return the counters of the endpoint."""
     _admit(key, request)
-    return _json(desk.summary())
+    return _json(sessions.summary())
 
 
 def _admit(key: str, request: Request) -> str | None:
@@ -299,13 +307,13 @@ def _named(key: str, request: Request) -> str:
     return str(request.path_params["session"])
 
 
-async def _body(desk: Desk, request: Request) -> bytes:
+async def _body(sessions: SessionManager, request: Request) -> bytes:
     """Read the body of a request.
 
     Raises:
         Refusal: If the body is too large, or does not arrive in time.
     """
-    most, seconds, parts, size = desk.settings.max_body_bytes, desk.settings.body_seconds, [], 0
+    most, seconds, parts, size = sessions.settings.max_body_bytes, sessions.settings.body_seconds, [], 0
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perturn.engines.engine_process import EngineProcess
 from perturn.errors import ConfigError, RunError, required
-from perturn.serve.desk import Desk
 from perturn.serve.exchange import Refusal
 from perturn.serve.record import Record
 from perturn.serve.reward_call import Judge
+from perturn.serve.session_manager import SessionManager
 from perturn.serve.settings import LOOPBACK, ServeSettings
 from perturn.table import locate, require_library
 from perturn.types import Engine, Sampling, Task, Trajectory
@@ -88,8 +88,8 @@ class Endpoint:
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{port}"
         """Address of the server."""
-        self._desk = Desk(engine, self.settings, self._record, reward, environment, seed)
-        app = locate("perturn.serve.app:make_app")(self._desk, self.key)
+        self._sessions = SessionManager(engine, self.settings, self._record, reward, environment, seed)
+        app = locate("perturn.serve.app:make_app")(self._sessions, self.key)
         self._server: uvicorn.Server = _server(app)
         self._began = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(
@@ -112,7 +112,7 @@ class Endpoint:
             sampling: Sampling settings of all answers; None: the settings in the agent's requests.
         """
         name = secrets.token_urlsafe(12)
-        self._run(lambda: self._desk.open(name, task, sample, seed, sampling=sampling, is_kept=True))
+        self._run(lambda: self._sessions.open(name, task, sample, seed, sampling=sampling, is_kept=True))
         return name
 
     def url(self, session: str | None = None) -> str:
@@ -129,7 +129,7 @@ class Endpoint:
         Raises:
             RunError: If there is no such session, or it has ended.
         """
-        return self._run(lambda: self._desk.so_far(session))
+        return self._run(lambda: self._sessions.so_far(session))
 
     def summary(self, session: str) -> dict[str, Any]:
         """Return the state of an open session, as `GET /s/ID` does: its turns, and why requests began new sequences.
@@ -137,7 +137,7 @@ class Endpoint:
         Raises:
             RunError: If there is no such session, or it has ended.
         """
-        return self._run(lambda: self._desk.known(session).summary())
+        return self._run(lambda: self._sessions.known(session).summary())
 
     def end_session(
         self,
@@ -161,11 +161,11 @@ class Endpoint:
         Raises:
             RunError: If there is no such session, or its episode was already returned.
         """
-        return self._wait(self._desk.collect(session, reward, success, error, truncated))
+        return self._wait(self._sessions.collect(session, reward, success, error, truncated))
 
     def counts(self) -> dict[str, Any]:
         """Return counters: open sessions, turns, and ended sessions by reason."""
-        return self._run(self._desk.summary)
+        return self._run(self._sessions.summary)
 
     def close(self) -> None:
         """Stop serving. Sessions that clients left open are recorded as FAILED; the engine stays open."""
@@ -191,13 +191,13 @@ class Endpoint:
     async def _serve(self, listening: socket.socket) -> None:
         """Serve until `close`."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        self._desk.start()
+        self._sessions.start()
         serving = asyncio.ensure_future(self._server.serve([listening]))
         expiring = asyncio.ensure_future(self._expire())
         self._began.set()
         await self._closing.wait()
         expiring.cancel()
-        await self._desk.stop()
+        await self._sessions.stop()
         self._server.should_exit = True
         await serving
 
@@ -206,7 +206,7 @@ class Endpoint:
         pause = min(1.0, self.settings.idle_seconds / 4, self.settings.session_seconds / 4)
         while True:
             await asyncio.sleep(pause)
-            await self._desk.expire()
+            await self._sessions.expire()
 
     def _run(self, work: Callable[[], _T]) -> _T:
         """Call a function in the event loop, and return its result."""

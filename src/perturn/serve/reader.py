@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.episodes.sequences import Position, Sequences, in_call_order
+from perturn.episodes.prefix_matching import Position, Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_messages
 from perturn.io.plain_data import fault, is_unicode

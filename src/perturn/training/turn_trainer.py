@@ -29,9 +29,9 @@ from perturn.formats.row_sources import Location
 from perturn.io.atomic_write import writing
 from perturn.losses.token_inputs import PolicyInput, token_inputs
 from perturn.needs import Reference, reads
-from perturn.policy.adapters import load_to_train
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
+from perturn.policy.lora_adapters import load_to_train
 from perturn.policy.models import (
     add_adapters,
     check_vocabulary,

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from perturn.engines.adapter_files import WEIGHTS, low_rank
+from perturn.engines.lora_files import WEIGHTS, low_rank
 from perturn.errors import ModelError
 
 _BEFORE, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"

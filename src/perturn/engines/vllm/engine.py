@@ -14,9 +14,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from perturn.engines.adapter_files import low_rank
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
+from perturn.engines.lora_files import low_rank
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
 from perturn.engines.vllm.backend import Backend, Sampled, sampling_params

@@ -14,7 +14,7 @@ from typing import Any
 from perturn.config.row_maker_settings import RowInputs
 from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
-from perturn.episodes.sequences import Cause
+from perturn.episodes.prefix_matching import Cause
 from perturn.errors import DataError, StorageError, check_belongs, check_known, did_you_mean
 from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace
 from perturn.formats.logs.read_logs import format_of, read_log

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from perturn.episodes.sequences import Cause, Sequences, in_call_order
+from perturn.episodes.prefix_matching import Cause, Sequences, in_call_order
 from perturn.formats.logs.log_entries import Rollout, Step
 from perturn.run.log_import.log_spool import Logged
 from perturn.types import OPENS, Opening, Status, Task, Trajectory, Turn

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from perturn.episodes.sequences import Sequences, in_call_order
+from perturn.episodes.prefix_matching import Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Call, Score, Trace
 from perturn.io.plain_data import fault, mended

@@ -9,7 +9,7 @@ import torch
 from perturn.chat.tokens import Renderer
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.errors import check_fit, within
-from perturn.policy.adapters import lora_config
+from perturn.policy.lora_adapters import lora_config
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
 from perturn.run.session import backend_settings
 from perturn.table import locate

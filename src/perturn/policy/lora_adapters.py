@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perturn.chat.model_names import adapters_in, is_local, load_tokenizer
 from perturn.config.sections import Lora
-from perturn.engines.adapter_files import CONFIG, WEIGHTS, adapter_config, low_rank
+from perturn.engines.lora_files import CONFIG, WEIGHTS, adapter_config, low_rank
 from perturn.errors import ModelError
 from perturn.policy.models import disable_dropout, load_model
 

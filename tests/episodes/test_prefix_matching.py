@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.episodes.sequences import Cause, Sequences, comparable, in_call_order
+from perturn.episodes.prefix_matching import Cause, Sequences, comparable, in_call_order
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]

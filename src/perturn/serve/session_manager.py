@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from perturn.engines.engine_process import EngineProcess
+from perturn.episodes.prefix_matching import Sequences
 from perturn.episodes.seeds import seed_of
-from perturn.episodes.sequences import Sequences
 from perturn.errors import ContextFull, PerturnError, StorageError
 from perturn.io.plain_data import told
 from perturn.serve.agent_session import Session, read_action, refused
@@ -35,7 +35,7 @@ _REMEMBERED = 10_000
 """Number of ended sessions whose names are remembered."""
 
 
-class Desk:
+class SessionManager:
     """All sessions of an endpoint, open and ended."""
 
     def __init__(
