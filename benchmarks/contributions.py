@@ -20,10 +20,10 @@ import numpy as np
 from perturn.chat.templates import chat_template
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.data.group_account import counted
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
+from perturn.group import counted
 from perturn.methods.spa.contributions import scores_of
 from perturn.policy.value_heads import FOLDS
 from perturn.quantities import compute, figures_of, given

@@ -20,11 +20,10 @@ import numpy as np
 
 from perturn.config.stages import makes, policy_of
 from perturn.credit import CREDITS
-from perturn.data.group_account import counted
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
-from perturn.group import groups_of
+from perturn.group import counted, groups_of
 from perturn.needs import Distance, Progress, names_of, reads
 from perturn.quantities import compute, given, policies_of
 from perturn.quantities.protocol import REWARD

@@ -1,4 +1,4 @@
-"""Group of trajectories of one task and one policy, which a credit compares."""
+"""Group of trajectories that a credit compares: same task, same policy. Also: which of them count in its statistics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from perturn.types import Task, Trajectory, score
+from perturn.types import Task, Trajectory, failed, score, succeeded, unfinished
+
+FAILURES = ("leave_out", "zero")
+"""Treatments of a FAILED episode in the statistics of its group: it does not count, or it counts with score 0."""
+
+ROUNDING = 1e-9
+"""Weights and score differences up to this size count as 0, since sums of decimals have rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,21 @@ def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
         Group(tuple(one for _, one in members), tuple(index for index, _ in members))
         for members in found.values()
     ]
+
+
+def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:
+    """Return whether a trajectory counts in the statistics of its group; `failures` is one of FAILURES."""
+    return failures == "zero" or not failed(trajectory)
+
+
+def counted(trajectories: Iterable[Trajectory], failures: str = "leave_out") -> list[Trajectory]:
+    """Return the trajectories that count in the statistics of their groups, in order; see `counts`."""
+    return [one for one in trajectories if counts(one, failures)]
+
+
+def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
+    """Return whether all scores and successes of a group are equal; a FAILED episode has score 0 and no success."""
+    if any(map(unfinished, group)):
+        return False
+    scores = [score(one) for one in group]
+    return max(scores) - min(scores) <= ROUNDING and len({succeeded(one) for one in group}) == 1

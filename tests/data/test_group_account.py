@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.group_account import (
-    BINS,
-    CreditRow,
-    counts_of,
-    has_equal_outcomes,
-    ledger,
-    read_credits,
-    write_credits,
-)
+from perturn.data.group_account import BINS, CreditRow, counts_of, ledger, read_credits, write_credits
 from perturn.errors import DataError
-from perturn.group import groups_of
+from perturn.group import groups_of, has_equal_outcomes
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from perturn.credit import CREDITS
-from perturn.data.group_account import counted, read_credits
+from perturn.data.group_account import read_credits
 from perturn.errors import DataError
-from perturn.group import groups_of
+from perturn.group import counted, groups_of
 from perturn.quantities.answer import answers_of
 from perturn.quantities.readers import open_reader
 from perturn.run.stages.credit_stage import credit_run

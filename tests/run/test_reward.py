@@ -16,10 +16,10 @@ from perturn.audit import inspect, model_of
 from perturn.cli import app
 from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.group_account import counted, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
-from perturn.group import groups_of
+from perturn.group import counted, groups_of
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report

@@ -9,16 +9,11 @@ from dataclasses import dataclass, field
 
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.types import SPARSE, Trajectory, are_factors, failed, score, succeeded, unfinished
+from perturn.group import ROUNDING, counted, has_equal_outcomes
+from perturn.types import SPARSE, Trajectory, are_factors, failed
 
 BINS = ("trained", "no_spread", "failed", "stale", "cut", "filtered")
 """Categories of requested episodes. Each episode is in exactly one category."""
-
-FAILURES = ("leave_out", "zero")
-"""Treatments of a FAILED episode in the statistics of its group: it does not count, or it counts with score 0."""
-
-ROUNDING = 1e-9
-"""Weights and score differences up to this size count as 0, since sums of decimals have rounding errors."""
 
 Weights = Sequence[Sequence[float]]
 """Weights of a group's turns, without unit `[trajectories][turns]`."""
@@ -82,16 +77,6 @@ def _check(row: CreditRow, where: str) -> None:
             f"{where}clip: expected a number > 0 for each of {len(row.weight)} weights, got {row.clip!r:.200}. Give "
             "the credit again."
         )
-
-
-def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:
-    """Return whether a trajectory counts in the statistics of its group; `failures` is one of FAILURES."""
-    return failures == "zero" or not failed(trajectory)
-
-
-def counted(trajectories: Iterable[Trajectory], failures: str = "leave_out") -> list[Trajectory]:
-    """Return the trajectories that count in the statistics of their groups, in order; see `counts`."""
-    return [one for one in trajectories if counts(one, failures)]
 
 
 def ledger(
@@ -175,14 +160,6 @@ def _checked(trajectory: Trajectory, weight: Sequence[float]) -> tuple[float, ..
 
 def _is_zero(weights: Weights) -> bool:
     return all(abs(each) <= ROUNDING for of_one in weights for each in of_one)
-
-
-def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
-    """Return whether all scores and successes of a group are equal; a FAILED episode has score 0 and no success."""
-    if any(map(unfinished, group)):
-        return False
-    scores = [score(one) for one in group]
-    return max(scores) - min(scores) <= ROUNDING and len({succeeded(one) for one in group}) == 1
 
 
 def counts_of(

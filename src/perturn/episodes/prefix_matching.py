@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
-from perturn.data.records import Said, flatten, flatten_said, tool_text
+from perturn.data.content_parts import Said, flatten, flatten_said, tool_text
 from perturn.errors import DataError
 from perturn.io.call_arguments import ARGUMENTS, read_arguments
 from perturn.types import Message

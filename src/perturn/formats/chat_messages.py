@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from perturn.data.records import Said, flatten, flatten_said, tool_text
+from perturn.data.content_parts import Said, flatten, flatten_said, tool_text
 from perturn.errors import DataError, did_you_mean
 from perturn.io.call_arguments import ARGUMENTS, read_arguments
 from perturn.io.plain_data import holds, mismatch

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from perturn.chat.tokens import Encoded
 from perturn.credit import Credit
-from perturn.data.group_account import counts
 from perturn.errors import DataError, PerturnError, check_fit
 from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
-from perturn.group import Group, groups_of
+from perturn.group import Group, counts, groups_of
 from perturn.needs import Distance, reads
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips

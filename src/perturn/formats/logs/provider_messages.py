@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perturn.data.records import Said, flatten_said
+from perturn.data.content_parts import Said, flatten_said
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_answer, read_messages
 from perturn.formats.logs.log_values import bad, first, mapping, unpacked

@@ -3,12 +3,11 @@
 from perturn.report.figures.base import theme
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars
 from perturn.report.figures.score_figures import (
-    Chart,
-    metric_lines,
     score_by_kind,
     success_by_length,
     task_differences,
 )
+from perturn.report.figures.training_curves import Chart, metric_lines
 from perturn.report.figures.turn_figures import confidence_bars, confidence_spread, group_map, values_by_turn
 
 __all__ = [

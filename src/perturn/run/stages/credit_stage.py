@@ -13,14 +13,14 @@ from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import Stage, stages
 from perturn.credit import Credit
 from perturn.data.file_seals import read_manifest, refuse_damage
-from perturn.data.group_account import CreditRow, counted, ledger, read_credits, write_credits
+from perturn.data.group_account import CreditRow, ledger, read_credits, write_credits
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
 from perturn.envs.abilities import check_abilities
 from perturn.errors import ConfigError, RunError, check_fit
 from perturn.faults import closing_world
-from perturn.group import groups_of
+from perturn.group import counted, groups_of
 from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
 from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary

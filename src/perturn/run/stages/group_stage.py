@@ -12,13 +12,13 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made
 from perturn.config.stages import Stage, mark, traits_of
 from perturn.credit import Credit
-from perturn.data.group_account import CreditRow, counted, counts_of, read_credits, write_credits
+from perturn.data.group_account import CreditRow, counts_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.data.token_lag import lag_figures, stale_keys
 from perturn.display.progress_bars import mention
 from perturn.errors import DataError
-from perturn.group import groups_of
+from perturn.group import counted, groups_of
 from perturn.policy.models import context_length, empty_model
 from perturn.quantities import carried_by, compute, figures_of, given
 from perturn.quantities.protocol import State

@@ -16,12 +16,12 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.config.stages import Stage, mark, policy_of, reward_model_of, stages
 from perturn.credit import Credit
-from perturn.data.group_account import counted
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
 from perturn.episodes.seeds import seed_of
 from perturn.errors import RunError
 from perturn.faults import closing_world
+from perturn.group import counted
 from perturn.io.atomic_write import replacing
 from perturn.needs import Distance, Need, name_of
 from perturn.quantities import Computed, Source, compute
