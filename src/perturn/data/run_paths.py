@@ -177,7 +177,7 @@ class RunPaths:
 
     @property
     def mark(self) -> str:
-        """Mark of the newest iteration that has files."""
+        """End of the file names, such as `-003`, of the newest iteration that has files."""
         return self.marks[-1]
 
     @property

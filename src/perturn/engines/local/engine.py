@@ -376,7 +376,7 @@ class LocalEngine:
                 rows[index].versions += [] if self.version is None else [self.version]
 
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
-        """Check the engine's log-probabilities against the result of `words_alone`; measure the bytes per token."""
+        """Compare the engine's log-probabilities with `words_alone`, and measure the cache's bytes per token."""
         asked = Prompt((), (), (), 0, "")
         rows = [Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:CHECK]) for row in rows])
