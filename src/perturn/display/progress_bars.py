@@ -27,7 +27,7 @@ class Pace:
     """Rate at which an amount grows, measured from burst to burst.
 
     Amounts often grow in bursts. A rate up to the present would fall between bursts, and jump at each burst. This rate
-    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier ones, the
+    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier bursts, the
     end moves with the clock, and the rate falls.
     """
 

@@ -79,7 +79,7 @@ class Nodes:
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """Return an idle server, or start a new one without waiting for it; see `check`."""
+        """Return an idle server, or start a new server without waiting for it; see `check`."""
         if self._idle:
             return self._idle.pop()
         self._probe.write_text(_PROBE, encoding="utf-8")

@@ -220,7 +220,7 @@ class ScienceWorld:
         self._simulator = self._closer = None
 
     def _open(self) -> Simulator:
-        """Return the simulator of this instance; open a new one if there is none or its JVM has died."""
+        """Return the simulator of this instance; open a new simulator if there is none or its JVM has died."""
         if self._simulator is not None and not self._simulator.alive:
             self.close()
         if self._simulator is None:
