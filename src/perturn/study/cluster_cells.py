@@ -35,7 +35,7 @@ class CellServer:
         return identity()
 
     def holds(self, file: str, text: str) -> bool:
-        """Return whether a file holds a text."""
+        """Return whether the content of a file is the given text."""
         path = Path(file)
         return path.is_file() and path.read_text(encoding="utf-8") == text
 
