@@ -323,7 +323,7 @@ class LocalEngine:
     def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
         """Run a forward pass over new tokens of conversations; return logits, float32 [asked, vocabulary].
 
-        `asked` holds indices in the row of all new tokens. The logits predict the next token after each of these tokens.
+        `asked` holds indices in the row of all new tokens. The logits predict the token after each of these tokens.
         """
         ids: list[int] = []
         positions: list[int] = []

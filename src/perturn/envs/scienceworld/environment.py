@@ -229,7 +229,7 @@ class ScienceWorld:
         return self._simulator
 
     def _another(self) -> closing[Simulator]:
-        """Return a context manager of a second simulator in the same JVM; the first one keeps the JVM alive."""
+        """Return a context manager of a second simulator in the same JVM; the first simulator keeps the JVM alive."""
         self._open()
         return closing(Simulator(self.jvm_memory))
 
