@@ -10,7 +10,7 @@ from perturn.extend import COUNT, ExploreInputs, Explorer, ExplorerTraits, Job, 
 
 @dataclass(frozen=True)
 class Window(Explorer):
-    """Play few turns of an episode per iteration; longer episodes resume in the next iteration (T-PPO).
+    """Play at most `turns` turns of an episode per iteration; longer episodes resume in the next iteration (T-PPO).
 
     Each iteration trains the policy on the turns that it played.
 
