@@ -25,7 +25,7 @@ _ALIKE = 0.85
 similarity of 0.92, and `expert` and `export` of 0.83."""
 
 _DECLARED = ("needs", "traits")
-"""Attributes that an entry declares. The entry may inherit them from a base class."""
+"""Declarations of an entry, which it may take over from a base class."""
 
 
 class Table(Mapping[str, T], Generic[T]):
