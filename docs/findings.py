@@ -57,8 +57,8 @@ FINDINGS = (
     ),
     Finding(
         "losses",
-        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and none is seen to differ "
-        "from tlm-DRE.",
+        "Offline, no loss on pairs of an expert's and the policy's own episodes is seen to gain over SFT, and none is "
+        "seen to differ from tlm-DRE.",
         [
             *against("offline", "sft", *PAIRS),
             *against("weak", "sft", "dpo", "tlm-dre", "dmpo"),
@@ -77,8 +77,8 @@ FINDINGS = (
     ),
     Finding(
         "online",
-        "Online, training on own episodes gains on these five bases; the interval of the mean gain for other bases "
-        "contains zero.",
+        "Online, training on the policy's own episodes gains on these five bases; the interval of the mean gain for "
+        "other bases contains zero.",
         [("online", MEAN, "sft"), *against("online", "sft", *CREDITS, "dpo", "tlm-dre")],
         [("Online, on ALFWorld", "online"), ("Critics, implicit rewards, trees", "credits")],
         {("online", MEAN, "sft"): "around"},
@@ -112,7 +112,8 @@ FINDINGS = (
     ),
     Finding(
         "anew",
-        "DPO on own pairs gains more from new episodes in each iteration than from as many of one exploration.",
+        "DPO on the policy's own pairs gains more from new episodes in each iteration than from as many episodes of "
+        "one exploration.",
         [
             ("online", "dpo", "dpo-once"),
             ("online", "rloo", "rloo-once"),

@@ -73,9 +73,10 @@ def block(name: str, found: dict[str, Any]) -> str:
     parts = [
         f"{found['environment']}: {found['measured']} turns of {found['episodes']} episodes of {found['tasks']} tasks; "
         f"{found['continuations']} continuations from each of {found['points']} points, {found['turns_played']} turns "
-        f"in all. {found['came_elsewhere']} of {found['played']} continuations did not come back to their point, and "
-        f"{found['failed']} failed. The world is {world['kind']}: of {world['episodes']} episodes that were played "
-        f"again, {world['came_back']} went as before, and {world['under_another_seed']} under another seed too.",
+        f"in all. {found['came_elsewhere']} of {found['played']} continuations did not return to the state of their "
+        f"point, and {found['failed']} failed. The environment is {world['kind']}: of {world['episodes']} replayed "
+        f"episodes, {world['came_back']} gave the same observations, and {world['under_another_seed']} also under "
+        "another seed.",
         table(found, OF_TURNS, cost=False),
         f"![{TITLE}: estimate and 95 % interval of each credit, and a line at chance](../{FIGURES}/{name}.svg)",
     ]
@@ -84,9 +85,9 @@ def block(name: str, found: dict[str, Any]) -> str:
         parts += withheld(found)
     said = "\n".join(f"- {claim}: {', '.join(names)}." for claim, names in claims(found["sentences"]).items())
     parts.append(
-        f"What the intervals allow to say:\n\n{said}"
+        f"The intervals support these statements:\n\n{said}"
         if said
-        else "No interval is narrow enough for a sentence."
+        else "No interval is narrow enough for a statement."
     )
     if found["left_out"]:
         parts.append(

@@ -67,7 +67,7 @@ class RecordedRun:
     credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
     """Rows of each credit for the explored episodes, by the credit's name. The run's own credit is first."""
     mark: str = ""
-    """Mark of the iteration whose episodes, pairs and credits are shown."""
+    """End of the file names, such as `-003`, of the iteration whose episodes, pairs and credits are shown."""
     iterations: Sequence[Iteration] = ()
     """Numbers of all iterations."""
 
@@ -170,7 +170,7 @@ def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, 
 
 
 def _shown(paths: RunPaths) -> str:
-    """Return the mark of the newest iteration that has pairs or a credit, or else of the newest iteration."""
+    """Return the end of an iteration's file names: the newest with pairs or a credit, or else the newest iteration."""
     marks = paths.marks
     return next(
         (mark for mark in reversed(marks) if paths.pairs(mark).exists() or paths.credits(mark)), marks[-1]

@@ -60,7 +60,7 @@ class Traffic:
 
 
 def _causes(episode: Trajectory) -> list[Cause | None]:
-    """Return the cause that broke the sequence before each turn; None for a turn that extends an earlier one."""
+    """Return the cause that broke the sequence before each turn; None for a turn that extends an earlier turn."""
     known, found = Sequences(), list[Cause | None]()
     for index, turn in enumerate(episode.turns):
         seen = context_of(episode, index)

@@ -112,7 +112,7 @@ class Drawn:
 
 
 def drawn_by(run: Path, policy: str) -> Drawn:
-    """Return all episodes that a policy played in its best-of-n evaluation, and not only the chosen ones.
+    """Return all episodes that a policy played in its best-of-n evaluation, also the episodes that were not chosen.
 
     Raises:
         ConfigError: If the policy has no such episodes. The message names the policies that have.

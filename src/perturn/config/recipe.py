@@ -95,7 +95,7 @@ class Recipe:
     `environment`, from this recipe."""
     deterministic: bool = False
     """Whether exploration and evaluation play blocks of `concurrency` episodes in lock-step: a block ends before the
-    next one begins. Batches then do not depend on timing, but throughput is lower."""
+    next block begins. Batches then do not depend on timing, but throughput is lower."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)

@@ -56,7 +56,7 @@ class Tree:
     """An explored episode and its branches."""
 
     stretches: tuple[Stretch, ...]
-    """Stretches of the tree; the first one starts at the first turn."""
+    """Stretches of the tree; the first stretch starts at the first turn."""
     scores: tuple[float, ...]
     """Total reward of each trajectory of the tree, in units of reward [leaves]."""
 

@@ -79,13 +79,13 @@ def weigh_tasks_with(
     beside: Numbers,
     weigh: Callable[[Numbers, Numbers], Numbers],
 ) -> list[Tensor]:
-    """Weigh the turns of each task's trajectories by their rewards and by a second number of each turn.
+    """Weigh the turns of each task's trajectories by their rewards and by another number of each turn, `beside`.
 
     Args:
         group: Trajectories, usually of one task.
         rewards: Reward of each turn, in units of reward `[trajectories][turns]`.
-        beside: The second number of each turn `[trajectories][turns]`.
-        weigh: Function from the rewards and the second numbers of one task to the weights of its turns.
+        beside: Another number of each turn, which `weigh` reads `[trajectories][turns]`.
+        weigh: Function of the trajectories of one task: from `rewards` and `beside` of their turns to the weights.
 
     Returns:
         Weights in float64, one tensor per trajectory [turns]; 0 for a trajectory alone in its task.

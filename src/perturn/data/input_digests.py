@@ -24,7 +24,7 @@ Inputs = dict[str, dict[str, Any]]
 KEPT_FROM = 1 << 28
 """Smallest file, in bytes, whose digest is also kept in the user's cache, so that other runs need not hash the file."""
 _SHOWN = 12
-"""Number of a digest's digits in a message."""
+"""Number of digits of a digest that a message shows."""
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from perturn.data.group_account import BINS
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Names of the counts of groups in the result of `perturn.data.group_account.counts_of`."""
 _BESIDE = ("cut", "steps_")
-"""Prefixes of the pair stage's counts that are no bins: they count kept episodes or the expert's steps."""
+"""Prefixes of counts of the stage `pair` that are not bins of episodes: cut episodes, and the expert's steps."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
 """Categories of an explored trajectory for row makers that train on single trajectories. A trajectory gets the first
 category that fits. `repeated`: the actions equal the actions of an earlier trajectory of the task. If the row maker
-reads expert episodes, the expert's trajectory counts as an earlier one."""
+reads expert episodes, the expert's trajectory counts as an earlier trajectory."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
 """Stages that record how explored episodes were used. A run has one of these stages."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
@@ -89,7 +89,7 @@ def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a logged value is a finite number. A whole number beyond the range of a float is not."""
+    """Return whether a logged value is a finite number; a whole number must also fit into a float."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:

@@ -79,7 +79,7 @@ class RunPaths:
         return self.folder / f"outcomes{mark}.jsonl"
 
     def credit(self, name: str, mark: str = "") -> Path:
-        """Return the path of a credit's turn weights for an iteration, such as of credit `gigpo` and mark `-003`."""
+        """Return the path of a credit's turn weights for an iteration; `mark` ends its name, such as `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
@@ -154,7 +154,7 @@ class RunPaths:
         return self.folder / "evaluation" / f"{policy}.jsonl"
 
     def drawn(self, policy: str) -> Path:
-        """Return the path of all candidate episodes of a policy's evaluation, if a selector chooses the scored ones."""
+        """Return the path of all candidate episodes of an evaluation, if a selector chooses the scored episodes."""
         return self.folder / "evaluation" / "drawn" / f"{policy}.jsonl"
 
     def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
@@ -170,14 +170,14 @@ class RunPaths:
 
     @property
     def marks(self) -> list[str]:
-        """Marks of the iterations that have files, such as `-003`; one empty mark if there is only one iteration."""
+        """Ends of the file names of all iterations, such as `-003`; one empty text if there is only one iteration."""
         files = [*(self.folder / "trajectories").glob("explore-*.jsonl"), *self.folder.glob("pairs-*.jsonl")]
         numbers = {number for file in files if (number := file.stem.rpartition("-")[2]).isdecimal()}
         return [f"-{number}" for number in sorted(numbers, key=int)] or [""]
 
     @property
     def mark(self) -> str:
-        """Mark of the newest iteration that has files."""
+        """End of the file names, such as `-003`, of the newest iteration that has files."""
         return self.marks[-1]
 
     @property

@@ -27,7 +27,7 @@ class Pace:
     """Rate at which an amount grows, measured from burst to burst.
 
     Amounts often grow in bursts. A rate up to the present would fall between bursts, and jump at each burst. This rate
-    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier ones, the
+    therefore uses the time between the ends of two bursts. If the next burst takes longer than all earlier bursts, the
     end moves with the clock, and the rate falls.
     """
 
@@ -258,7 +258,7 @@ class Screen:
 
     @contextmanager
     def part_of(self, overview: Overview) -> Iterator[None]:
-        """Show a larger work while the block runs. Its short parts then print no line of their own."""
+        """Show the progress of the whole work while the block runs. Short parts then print no line of their own."""
         self._overview = overview
         try:
             yield
@@ -267,7 +267,7 @@ class Screen:
 
     @property
     def is_detail(self) -> bool:
-        """Whether messages about a part can be dropped once it has ended, because a larger work is shown."""
+        """Whether messages about a part may be dropped after its end, since the whole work's progress is shown."""
         return self._overview is not None
 
     @property
@@ -327,7 +327,7 @@ screen = Screen(console)
 
 
 def mention(*words: str) -> None:
-    """Print a detail, unless a larger work is shown."""
+    """Print a message about a part of the work, unless the progress of the whole work is shown."""
     if not screen.is_detail:
         console.print(*words)
 

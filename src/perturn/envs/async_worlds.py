@@ -131,7 +131,7 @@ class AwaitedWorld:
 def awaited(made: Any) -> Environment:
     """Return an environment whose `async def` methods are wrapped in plain methods.
 
-    An environment without `async def` methods is returned unchanged, and so is a wrapped one.
+    An environment without `async def` methods is returned unchanged, and so is an environment that is already wrapped.
 
     Args:
         made: The environment, or the coroutine that an `async def` factory returned.

@@ -22,7 +22,7 @@ class UserTalk:
         Args:
             instructions: Instructions for the model that plays the user.
             greeting: First message, which the agent says.
-            script: Messages of the user if no model plays the user. After the last one the user ends the conversation.
+            script: Messages of the user if no model plays the user. Then the user ends the conversation.
         """
         self._instructions, self._script = instructions, list(script)
         self._heard: list[Message] = [{"role": "user", "content": greeting}]

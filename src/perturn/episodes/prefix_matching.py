@@ -85,7 +85,7 @@ class _Known:
 
     before: int
     texts: tuple[str, ...]
-    """Texts, in the form of `comparable`, that the turn adds to the turn before it. The answer is the last one."""
+    """Texts, in the form of `comparable`, that the turn adds to the turn before it. The last text is the answer."""
     ends: list[tuple[bytes, tuple[str, str]]]
     """Keys of the conversation up to the answer, one for each form of the answer."""
 

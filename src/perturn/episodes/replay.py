@@ -11,7 +11,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
 
 
 def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
-    """Play an episode with given actions. If it does not end with them, it is marked FAILED with `failure`."""
+    """Play an episode with given actions. If it has not ended after them, mark it FAILED with the error `failure`."""
     try:
         next(steps)
         for action in script:

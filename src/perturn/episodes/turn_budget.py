@@ -10,7 +10,7 @@ _REMINDER = re.compile(r"\n(You are given \d+ turns? more\. )?You have \d+ turns
 
 
 class Allowance:
-    """Number of turns that an episode has left. The protocol may extend an episode that has none left."""
+    """Number of turns that an episode has left. The protocol may extend an episode that has no turns left."""
 
     def __init__(self, protocol: EpisodeProtocol, task: Task, posed: Observation) -> None:
         """Start with the turn limit of the task.

@@ -71,8 +71,8 @@ def episode_turns(turns: Draw, answer: Draw, step: Draw, start: float = 0.0) -> 
 def simulate(loop: Loop, episode: Play, seed: int = 0) -> Timeline:
     """Simulate a run.
 
-    Episodes start in order, each in the first free slot. An iteration's episodes start after all episodes of the
-    previous iteration have started, and after the policy `staleness` versions before their own is trained.
+    Episodes start in order, each in the first free slot. The episodes of iteration i, counted from 1, start once two
+    conditions hold: all episodes of iteration i - 1 have started, and policy i - 1 - `staleness` has been trained.
 
     Args:
         loop: Parameters of the run.

@@ -105,7 +105,7 @@ _SAID: Mapping[Any, str] = {
 """Classes of rows, each with its source in words."""
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
-"""Columns of public formats that no trajectory of Perturn has. Rows of both may have `turns`."""
+"""Columns of public formats that no trajectory of Perturn has. A column `turns` may occur in rows of both kinds."""
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:

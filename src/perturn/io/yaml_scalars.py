@@ -66,7 +66,7 @@ _RESOLVERS = (
         "yYnNoO-+.0123456789",
     ),
 )
-"""For each tag, a pattern of its texts without quotes, and their first characters. The first matching tag counts."""
+"""Tag, pattern of the unquoted texts that get this tag, and first characters of these texts. The first match counts."""
 
 
 def keeping_text(loader: type[Any]) -> type[Any]:

@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 MEASURED = "measured advantage"
 """Name under which the measured advantage itself is listed as a credit."""
-WITHHELD = {"cosine": "one noise would stand on both sides of its product, and pull it above 1"}
+WITHHELD = {"cosine": "both gradients would have the same noise, which pulls the cosine above 1"}
 """Figures that are not computed for the measured advantage as a credit, with the reason."""
 
 
@@ -171,7 +171,7 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:
-    """Return the exploration stage of an iteration, or the last one whose policy exists."""
+    """Return an iteration's exploration stage; None: the last exploration stage whose policy still exists."""
     found = explored_stages(run.paths, run.recipe)
     if iteration is not None:
         found = [stage for stage in found if stage.iteration == iteration]

@@ -70,7 +70,7 @@ def hierarchical_advantages(
 
 @dataclass(frozen=True)
 class HiPER:
-    """Advantage over segments at the first turn of each segment, and over the segment's turns at its other turns.
+    """Advantage on two levels: over segments for a segment's first turn, over its turns for the other turns.
 
         A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
         A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t

@@ -1,4 +1,4 @@
-"""Explorer `window`: each iteration plays a limited number of turns of an episode, and the next one resumes it."""
+"""Explorer `window`: each iteration plays a limited number of turns of an episode; the next iteration resumes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perturn.extend import COUNT, ExploreInputs, Explorer, ExplorerTraits, Job, 
 
 @dataclass(frozen=True)
 class Window(Explorer):
-    """Play a limited number of turns of an episode per iteration; longer episodes resume in the next one (T-PPO).
+    """Play at most `turns` turns of an episode per iteration; longer episodes resume in the next iteration (T-PPO).
 
     Each iteration trains the policy on the turns that it played.
 

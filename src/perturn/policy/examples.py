@@ -72,7 +72,7 @@ def encode_example(
     Args:
         row: A trajectory, with or without weights, or a pair of trajectories.
         renderer: Converts conversations to tokens.
-        max_length: Longest sequence in tokens; longer ones lose turns from the end. None: no limit.
+        max_length: Longest sequence in tokens; longer sequences lose turns from the end. None: no limit.
         shared_prefix: `keep`, or `mask` to remove the loss on the first turns that both sides of a pair share.
         loss_on: `actions`, or `all` for loss on every token of a trajectory, observations included.
         own_turns: Whether a branched episode carries loss only on the turns after its branching point. A row with

@@ -230,7 +230,7 @@ class Filled(Sampler[int | None]):
 
         Args:
             sampler: Sampler of the indices of rows.
-            multiple: Number of indices in a batch over all processes, `None` included.
+            multiple: Number of indices in the batches of all processes together, counting `None`.
             rows: Number of rows in a batch; the rest of its indices are `None`. None: `multiple`.
         """
         self.sampler = sampler

@@ -278,7 +278,7 @@ def folds_by(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _dealt(episodes: int) -> list[int]:
-    """Return the default fold of each of a number of episodes."""
+    """Return the default fold of each episode, given the number of episodes."""
     return folds_by(range(episodes))
 
 

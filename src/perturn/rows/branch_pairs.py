@@ -93,7 +93,7 @@ def pair_within_branches(
 
 
 def _unlike_best(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the group without the trajectories that have the same actions as its best one; FAILED ones are kept."""
+    """Return the group without trajectories with the actions of its best trajectory; FAILED trajectories are kept."""
     best = max((one for one in group if not failed(one)), key=lambda one: one.total_reward, default=None)
     return [
         one

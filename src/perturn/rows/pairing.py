@@ -215,8 +215,9 @@ def paired_within_branches(
     Args:
         inputs: Inputs of the row maker.
         pair: Function from explored episodes and their branches to pairs and counts.
-        of_steps: Unit of the counts. True: branching turns of the explored episodes, each in at most one pair. False:
-            memberships in groups. A branch is in one group, and an explored episode in one group per branching turn.
+        of_steps: Unit of the counts. True: `pair` counts branching turns of the explored episodes, and gives each turn
+            at most one pair. False: `pair` counts memberships in groups. A branch is in one group, and an explored
+            episode in one group per branching turn.
 
     Returns:
         Pairs, and counts, with the number of units that do not fit under `too_long`.

@@ -354,7 +354,7 @@ class Session:
 def _drop_unwanted(
     store: TrajectoryStore, failures: Failures, again: bool, blocks: Sequence[Sequence[Job]]
 ) -> None:
-    """Drop stored episodes to be played again: FAILED ones if there are too many, and incomplete blocks."""
+    """Drop stored episodes to be played again: FAILED episodes if there are too many, and incomplete blocks."""
     failures.add(store.read())
     if again or failures.too_many:
         if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):

@@ -15,7 +15,7 @@ class Outcome:
     """Take the episode with the highest total reward, an upper bound for all selectors.
 
     The selector looks at the result, which an agent does not know. If each of N episodes succeeds with probability p,
-    the best one succeeds with probability 1 - (1 - p)^N.
+    the best episode succeeds with probability 1 - (1 - p)^N.
 
     Source: none is needed; with rewards of 0 and 1 it is pass@k.
     Differs: nothing.

@@ -75,7 +75,7 @@ class Session:
     touched: float = field(default_factory=time.monotonic)
     """Time of the last request, in seconds of the monotonic clock."""
     breaks: Counter[str] = field(default_factory=Counter)
-    """Cause -> number of requests that started a new conversation instead of continuing a recorded one."""
+    """Cause -> number of requests that continued no recorded conversation, but started a new conversation."""
 
     def __post_init__(self) -> None:
         self._sequences = Sequences(reads_thoughts=self.reads_thoughts)

@@ -94,7 +94,7 @@ class SessionManager:
         """Check the name of a session.
 
         Raises:
-            Refusal: If the name has other characters than the allowed ones, or is too long.
+            Refusal: If the name has a character that is not allowed, or is too long.
         """
         if not _ID.fullmatch(name):
             raise Refusal(

@@ -275,7 +275,7 @@ def _has_section(data: Mapping[str, Any], key: str) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return a swept value. YAML reads `1e-5`, without a decimal point, as text, so such text becomes a number."""
+    """Return a value of a sweep, as a number if possible; YAML reads `1e-5`, without a decimal point, as text."""
     if isinstance(value, str):
         try:
             return float(value)

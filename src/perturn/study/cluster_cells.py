@@ -18,7 +18,7 @@ from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources
 
 _PROBE = "seen"
-"""Text of a file in the study's folder, whose name no other study has."""
+"""Text of a file by which a node shows that it sees the study's folder; the name of the file is unique."""
 _TRIES = 2
 """Number of attempts at a cell whose node is lost each time."""
 
@@ -35,7 +35,7 @@ class CellServer:
         return identity()
 
     def holds(self, file: str, text: str) -> bool:
-        """Return whether a file holds a text."""
+        """Return whether the content of a file is the given text."""
         path = Path(file)
         return path.is_file() and path.read_text(encoding="utf-8") == text
 
@@ -79,7 +79,7 @@ class Nodes:
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """Return an idle server, or start a new one without waiting for it; see `check`."""
+        """Return an idle server, or start a new server without waiting for it; see `check`."""
         if self._idle:
             return self._idle.pop()
         self._probe.write_text(_PROBE, encoding="utf-8")
@@ -88,7 +88,7 @@ class Nodes:
         return Server(actor, actor.identity.remote(), actor.holds.remote(str(self._probe), _PROBE))
 
     def idle_instead(self, server: Server) -> Server:
-        """Return an idle server instead, if there is one and the server still waits for room on a node."""
+        """Return the server, or an idle server instead of a server that still waits for room on a node."""
         if not self._idle or self.connection.ready([server.started]):
             return server
         self.connection.end(server)

@@ -71,7 +71,7 @@ class Board:
         return found
 
     def possible(self) -> Iterator[Cell]:
-        """Yield the cells that may have to be run. A method that is still tuned counts with every point and seed."""
+        """Yield the cells that may have to be run; for a method that is still tuned, the cells of all points."""
         found = {folder: cell for folder, (cell, _) in self.to_do().items()}
         found |= {cell.folder: cell for cell in self._untested() if cell.folder not in found}
         yield from found.values()

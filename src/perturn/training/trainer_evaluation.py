@@ -61,7 +61,7 @@ def parts_of(sets: Sets | None) -> list[Examples]:
 
 
 def named_set(sets: Any, name: str) -> Any:
-    """Return the set with a name.
+    """Return the set with the given name.
 
     Raises:
         DataError: If there is no such set.
@@ -175,10 +175,11 @@ class EvaluatingTrainer(ShardedTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Evaluate rows; return their metrics, and as `predictions` the values of each row by name [rows].
+        """Evaluate rows; return their metrics, and the values of each row.
 
-        These values are the loss and the log-probabilities (`logps/chosen`, also for undesirable rows). Pairs also
-        have implicit rewards (`rewards/chosen`). Rows with a FAILED episode are ignored, with a warning.
+        The field `predictions` of the result has a list per value, by the value's name [rows]. The values are the loss
+        and the log-probabilities (`logps/chosen`, also for undesirable rows). Pairs also have implicit rewards
+        (`rewards/chosen`). Rows with a FAILED episode are ignored, with a warning.
 
         Args:
             test_dataset: Rows in the formats of `train_dataset`, or the name of a set of `eval_dataset`.

@@ -323,7 +323,7 @@ class LocalEngine:
     def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
         """Run a forward pass over new tokens of conversations; return logits, float32 [asked, vocabulary].
 
-        `asked` are indices in the row of all new tokens: logits are returned for the token after each of them.
+        `asked` holds indices in the row of all new tokens. The logits predict the token after each of these tokens.
         """
         ids: list[int] = []
         positions: list[int] = []
@@ -376,7 +376,7 @@ class LocalEngine:
                 rows[index].versions += [] if self.version is None else [self.version]
 
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
-        """Check the engine's log-probabilities against the result of `words_alone`; measure the bytes per token."""
+        """Compare the engine's log-probabilities with `words_alone`, and measure the cache's bytes per token."""
         asked = Prompt((), (), (), 0, "")
         rows = [Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:CHECK]) for row in rows])

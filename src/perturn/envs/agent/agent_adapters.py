@@ -47,7 +47,7 @@ def adapted_rows(
     Without sources, the call only checks that the function can be imported.
 
     Args:
-        python: Path of the interpreter; None: the current one.
+        python: Path of the interpreter; None: the interpreter of this process.
         name: Function that plays a task, as `file.py:rollout`. `tasks` is defined in the same file.
         sources: Arguments with which `tasks` is called, one after the other.
         passed: Names of environment variables with secrets to pass to the interpreter.

@@ -104,7 +104,7 @@ class Function:
 
         Args:
             name: Function, as `module:rollout` or `file.py:rollout`.
-            python: Path of the interpreter that the function needs; None: the current one.
+            python: Path of the interpreter that the function needs; None: the interpreter of this process.
         """
         self._name, self._python = name, python
         self._server: subprocess.Popen[bytes] | None = None
@@ -171,7 +171,7 @@ def function_program(job: str, python: str | None, name: str, *given: str) -> li
 
     Args:
         job: `list` or `serve`.
-        python: Path of the interpreter; None: the current one, with the `sys.path` of this process.
+        python: Path of the interpreter; None: the interpreter of this process, with its `sys.path`.
         name: Function, as `module:rollout` or `file.py:rollout`.
         *given: Further arguments of `agent_function.main`.
     """

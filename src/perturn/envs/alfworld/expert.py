@@ -162,7 +162,7 @@ class Player:
 
     @property
     def burdened(self) -> bool:
-        """Whether the agent holds a thing of another kind than the wanted one."""
+        """Whether the agent holds a thing of another kind than the wanted kind."""
         return bool(self.held) and kind(self.held) != self.wish.thing
 
     def lay_down(self) -> None:

@@ -126,9 +126,9 @@ _FIRST, _FALL = 0.65, 0.88
 
 
 def promise(thing: str, place: str, places: int) -> float:
-    """Return a score of searching for a kind of thing in a kind of receptacle; the expert searches high scores first.
+    """Return the score of a kind of receptacle for a search; the expert searches the highest scores first.
 
-    The score estimates the probability per turn of finding the thing.
+    The score estimates the probability per turn of finding the thing in such a receptacle.
 
     Args:
         thing: Kind of thing.

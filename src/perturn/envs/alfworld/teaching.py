@@ -124,7 +124,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """Return a command that fails now: the given one with a wrong number, or else the result of `_again`."""
+        """Return a command that fails now: the given command with a wrong number, or else the result of `_again`."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:

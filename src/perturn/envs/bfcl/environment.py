@@ -37,7 +37,7 @@ from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 STEP_LIMIT = 20
-"""Largest number of actions with tool calls per request. BFCL ends the task at the next one."""
+"""Largest number of actions with tool calls per request. BFCL ends the task at the next such action."""
 REWARDS = ("success", "f1")
 """Reward settings. `success`: 1 if every request was met, else 0. `f1`: F1 score of the calls and the gold calls."""
 _SPLITS = ("all", "train", "test")

@@ -50,8 +50,8 @@ class HotpotQA:
     the last result it answers `No more results.` `finish[answer]` ends the episode with the reward. Any other action is
     `valid=False`.
 
-    The default reward is F1, since it distinguishes a nearly right answer from a wrong one. For example, tlm-DRE makes
-    a pair only if the rewards differ by more than 0.4. So an answer with one extra word is not used as a rejected one.
+    The default reward is F1, since it distinguishes a nearly right answer from a wrong answer. For example, tlm-DRE
+    makes a pair only if the rewards differ by more than 0.4. So no pair rejects an answer with one extra word.
     Success is exact match (EM) for both rewards. So by default, a report's average score is F1 and its success rate is
     EM.
 

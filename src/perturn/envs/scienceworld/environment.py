@@ -220,7 +220,7 @@ class ScienceWorld:
         self._simulator = self._closer = None
 
     def _open(self) -> Simulator:
-        """Return the simulator of this instance; open a new one if there is none or its JVM has died."""
+        """Return the simulator of this instance; open a new simulator if there is none or its JVM has died."""
         if self._simulator is not None and not self._simulator.alive:
             self.close()
         if self._simulator is None:
@@ -229,7 +229,7 @@ class ScienceWorld:
         return self._simulator
 
     def _another(self) -> closing[Simulator]:
-        """Return a context manager of a second simulator in the same JVM; the first one keeps the JVM alive."""
+        """Return a context manager of a second simulator in the same JVM; the first simulator keeps the JVM alive."""
         self._open()
         return closing(Simulator(self.jvm_memory))
 

@@ -169,7 +169,7 @@ def java_path() -> str:
 
 
 def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
-    """Start a JVM with a folder as its working folder, connect to it, and return the gateway and the process.
+    """Start a JVM in a working folder, connect to the JVM, and return the gateway and the process.
 
     py4j's own `launch_gateway` is not used, since it loses the process and its output if Java does not start.
 

@@ -244,7 +244,7 @@ class WebShop:
         return pages.sub_page(said, visit.product, visit.page)
 
     def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
-        """Make a state the current one, and return the observation of its page."""
+        """Set the current state, and return the observation of its page."""
         self._visit, self._page = visit, self._open_page(visit)
         clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(

@@ -172,7 +172,7 @@ class Reading:
         self._tried = True
 
     def _was_thought(self, start: int) -> bool:
-        """Return whether a mark from `start` on closes a thought; if it does, read all text before it as a thought."""
+        """Read the text up to a mark that closes a thought as a thought; return whether a mark follows `start`."""
         end = self.text.find(_CLOSED, start) if self._may_close else -1
         self._may_close = False
         if end < 0:

@@ -141,8 +141,8 @@ class SIOP:
     the order. The most frequent answers represent a cluster; in the code, the first answers do. The code can calibrate
     q by whether observations entail the answer (its eta: 1 in its script, 0 in its functions); q is not calibrated
     here. p after a turn is computed after the environment's reply, except at the last turn; the code computes it before
-    the reply. If some likelihoods are not known, the code uses the known ones, and gives reward 0 to turns next to an
-    unknown p. A trajectory alone in its group gets 0.
+    the reply. If some likelihoods are unknown, the code uses the known likelihoods, and the turns before and after an
+    unknown p get reward 0. A trajectory alone in its group gets 0.
     """
 
     lam: Annotated[float, Bound(least=0, most=1)] = 0.5

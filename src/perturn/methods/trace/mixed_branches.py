@@ -87,7 +87,7 @@ class MixedBranches(ExploredBrancher):
         return (SuccessChance(self.others),)
 
     def check(self, turns: int, tasks: int) -> None:
-        """Reject too few tasks or episodes, and settings with which no episode is resumed or no branch is cut."""
+        """Reject too few tasks or episodes, and settings that `check_turns` rejects."""
         others = tasks if self.others == "tasks" else tasks * self.samples
         name, must = f"other {self.others} of an iteration", f"be {LEAST} or more, to teach the predictor"
         check_fit(others == 0 or others >= LEAST, name, must, others, "Explore more tasks.")

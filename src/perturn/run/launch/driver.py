@@ -30,8 +30,8 @@ from perturn.train_processes import DRIVER
 _KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, RunError, StorageError)}
 """Errors that the driver raises as a process reported them, by name. Any other error becomes a `RunError`."""
 FREED = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-"""Makes glibc release the memory of a layer that was gathered on a CPU. Otherwise it keeps freed blocks, up to the size
-of the whole model."""
+"""Environment variable with which glibc releases the memory of a layer that was gathered on a CPU. Without it, glibc
+keeps freed blocks, up to the size of the whole model."""
 _KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
 """Pattern of torchrun's report on the first failed process, if a signal has ended it."""
 _PAUSE = 0.2

@@ -106,7 +106,7 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
 
 
 def _comparisons(found: Mapping[str, Any], baseline: str) -> list[dict[str, Any]]:
-    """Return all named comparisons of an environment. A comparison with the baseline is named by its method."""
+    """Return all comparisons of an environment, with names; a comparison with the baseline has the method's name."""
     measures, methods = found["measures"], {row["method"] for row in found["methods"]}
     return [
         {"name": row["method"], "method": row["method"]} | {each: row[each]["against"] for each in measures}

@@ -271,7 +271,7 @@ def _keys(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _values(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[int, str]:
-    """Return the values of these keys for each seed, as text. The values repeat if there are fewer than seeds."""
+    """Return the values of these keys for each seed, as text; if there are more seeds than values, values repeat."""
     given = settings.get("by_seed") or {}
     return {
         seed: repr([given[key][index % len(given[key])] for key in keys])

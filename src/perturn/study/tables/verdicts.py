@@ -207,8 +207,8 @@ def _notes(
         keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
         if keys:
             yield (
-                f"{method} was scored under another protocol than {study.baseline}, so the two scores are not "
-                f"comparable. The protocols differ in {', '.join(sorted(keys))}."
+                f"The method {method} was scored under another protocol than {study.baseline}, so the two scores are "
+                f"not comparable. The protocols differ in {', '.join(sorted(keys))}."
             )
     for row in methods:
         name, missing = row["method"], [seed for seed in seeds if seed not in row["seeds"]]
@@ -294,8 +294,8 @@ def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> I
         yield f"There is one {what}, so the intervals are for other tasks only, and not for another {what}."
     elif own == TWO:
         yield (
-            f"Two {what}s give no interval and no p-value, so the difference of each is shown. 5 to 10 {what}s give "
-            "both."
+            f"Two {what}s give no interval and no p-value, so each {what} has its own difference. 5 to 10 {what}s "
+            "give both."
         )
     elif TWO < own <= FEW_SEEDS:
         yield (
