@@ -92,6 +92,11 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
     return f"{name}{mark(recipe, iteration)}"
 
 
+def is_of_run(recipe: Recipe, name: str) -> bool:
+    """Return whether a policy belongs to the run, by its name."""
+    return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
+
+
 def rows_name(recipe: Recipe) -> str:
     """Return the name of the row maker of a recipe that has one."""
     return name_of(table(ROWS.table), type(recipe.rows))

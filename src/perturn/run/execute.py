@@ -221,8 +221,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         refuse_seen(recipe, panels)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, panels)
-        if recipe.rows is not None and recipe.rows.needs:
-            locate("perturn.run.stages.credit_checks:check_rows")(recipe, env, panels)
+        if any(part.needs for part in (recipe.explore, recipe.rows) if part is not None):
+            locate("perturn.run.stages.credit_checks:check_sections")(recipe, env, panels)
         if recipe.explore is not None:
             check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
