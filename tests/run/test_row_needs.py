@@ -111,6 +111,11 @@ class DoubtfulCredit:
     [
         ("refrence", "the unknown policy 'refrence'. Did you mean 'reference'? Known: acted, explorer, "),
         ("reward", "it; add it, such as reward: {model: {}}."),
+        (
+            "./nowhere",
+            "policy './nowhere', which is no policy of the run and none of acted, explorer, reference, start, reward: "
+            "model folder './nowhere' does not exist.",
+        ),
     ],
 )
 def test_an_unknown_policy_is_rejected_before_work(

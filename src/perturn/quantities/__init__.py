@@ -8,10 +8,19 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from perturn.chat.model_names import load_config
+from perturn.chat.model_names import is_local, load_config
 from perturn.config.recipe import Recipe
 from perturn.config.stages import is_of_run
-from perturn.errors import ConfigError, ModelError, check_fit, check_known, check_type, did_you_mean, required
+from perturn.errors import (
+    ConfigError,
+    ModelError,
+    check_fit,
+    check_known,
+    check_type,
+    closest,
+    required,
+    within,
+)
 from perturn.io.user_code import load_object
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import (
@@ -45,6 +54,8 @@ QUANTITIES: Table[type[Quantity]] = Table(
 
 _NAMES = frozenset({"traits", "request", "policies", "check", "compute", "exact"})
 """Names of the public attributes that a quantity may have."""
+_NEAR = 0.7
+"""Minimum similarity of a policy's name that counts as a misspelt role, in [0, 1]."""
 
 
 def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
@@ -118,13 +129,13 @@ def _check_policy(policy: str, says: str, recipe: Recipe) -> None:
         required(recipe.reward_model, "reward.model", f"{says} it", "add it, such as reward: {model: {}}")
     if policy in ROLES or is_of_run(recipe, policy):
         return
-    try:
-        load_config(policy)
-    except ModelError as error:
+    if "/" not in policy and not is_local(policy) and closest(policy, ROLES, _NEAR) is not None:
         remedy = "It may also be a policy of the run, a local folder or a Hub id."
-        raise ConfigError(
-            f"{says} the unknown policy {policy!r}.{did_you_mean(policy, ROLES)} {remedy}"
-        ) from error
+        check_known(policy, ROLES, f"{says} the unknown policy {policy!r}", remedy)  # without asking the Hub
+    with within(
+        f"{says} policy {policy!r}, which is no policy of the run and none of {', '.join(ROLES)}: ", ModelError
+    ):
+        load_config(policy)
 
 
 def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[str, tuple[Quantity, Need]]:
