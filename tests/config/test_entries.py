@@ -210,6 +210,13 @@ class Misspelt(Patient):
     need = ("entropy",)
 
 
+class Unchosen(Patient):
+    """An explorer whose choice is never asked for."""
+
+    def chose(self, inputs):
+        """Choose nothing."""
+
+
 class Outside(Patient):
     """An explorer whose trait is never read."""
 
@@ -220,6 +227,7 @@ class Outside(Patient):
     ("entry", "says"),
     [
         (Misspelt, "explorer Misspelt has 'need', which is never read. Did you mean `needs`?"),
+        (Unchosen, "explorer Unchosen has 'chose', which is never read. Did you mean `choose`?"),
         (
             Outside,
             "explorer Outside has 'resumes_earlier', which is never read. Did you mean `ExplorerTraits(",

@@ -162,6 +162,19 @@ class Failing(Mood):
         raise KeyError("no luck")
 
 
+class Unchecked(Mood):
+    """One whose check is never called."""
+
+    def chek(self, request, planned):
+        """Reject everything."""
+
+
+class Inexact(Mood):
+    """One whose exact value is never read."""
+
+    exat = Quantity.exact
+
+
 class Unwritten(Quantity):
     """One that computes nothing."""
 
@@ -176,6 +189,8 @@ def test_a_quantity_is_named_by_where_it_is():
     ("name", "says"),
     [
         ("Costly", r"Did you mean `QuantityTraits\(passes=...\)`"),
+        ("Unchecked", "quantity Unchecked has 'chek', which is never read. Did you mean `check`?"),
+        ("Inexact", "quantity Inexact has 'exat', which is never read. Did you mean `exact`?"),
         ("Failing", r"needs '.*:Failing': .*Failing cannot be made: KeyError: 'no luck'"),
         ("Unwritten", "must have traits, a QuantityTraits, and a method compute"),
     ],
