@@ -117,10 +117,10 @@ def test_a_setting_of_another_entry_names_the_entries_that_have_it(guest):
         ("explore.nam=rollouts", "unknown key 'explore.nam'. Did you mean 'explore.name'?"),
         (
             "explore=rollouts",
-            "explore must be a valid dictionary, got 'rollouts'. Write explore.name=rollouts.",
+            "explore must be a mapping, got 'rollouts'. Write explore.name=rollouts.",
         ),
         ("explore.name=dpo", "unknown explore.name 'dpo'. 'dpo' is one of `perturn list losses`. "),
-        ("explore.name=[1]", "explore.name must be a valid string, got [1]."),
+        ("explore.name=[1]", "explore.name must be text, got [1]."),
         ("explore.n=5", "unknown key 'explore.n'. Did you mean 'explore.tasks.n'?"),
     ],
 )
