@@ -13,7 +13,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, check_free, closest
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -205,7 +205,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
     except passes:
         raise
     except Exception as error:
-        text = " ".join(told(error).split())
+        text = " ".join(error_text(error).split())
         raise ConfigError(f"{says}: {type(error).__name__}: {text}{remedy}") from error
 
 

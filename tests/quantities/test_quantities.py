@@ -284,7 +284,9 @@ def test_a_declared_policy_is_read_by_its_role_or_by_its_name():
 
 
 def test_a_pass_of_no_policy_is_rejected():
-    with pytest.raises(ConfigError, match=r"quantity '.*:Passing' must declare policies, since it declares passes"):
+    with pytest.raises(
+        ConfigError, match=r"quantity '.*:Passing' must declare policies, since it declares passes"
+    ):
         find(f"{__name__}:Passing")
 
 

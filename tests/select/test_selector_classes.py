@@ -42,7 +42,10 @@ class Raises(UnknownNeed):
     [
         ("NoMethod", "must have 'among_episodes', and has none"),
         ("UnknownNeed", "needs logprob, which nothing gives"),
-        ("Misspelt", "selector Misspelt has 'among_action', which is never read. Did you mean `among_actions`?"),
+        (
+            "Misspelt",
+            "selector Misspelt has 'among_action', which is never read. Did you mean `among_actions`?",
+        ),
         (
             "Raises",
             r"evaluate.select: guests.*\.Raises cannot be made: RuntimeError: no luck\. Correct",

@@ -260,7 +260,9 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
         found = _adapter(hint).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        expected = _EXPECTED.get(first["type"].partition("_")[0], first["msg"].removeprefix("Input should be "))
+        expected = _EXPECTED.get(
+            first["type"].partition("_")[0], first["msg"].removeprefix("Input should be ")
+        )
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None

@@ -133,7 +133,8 @@ def _check_policy(policy: str, says: str, recipe: Recipe) -> None:
         remedy = "It may also be a policy of the run, a local folder or a Hub id."
         check_known(policy, ROLES, f"{says} the unknown policy {policy!r}", remedy)  # without asking the Hub
     with within(
-        f"{says} policy {policy!r}, which is no policy of the run and none of {', '.join(ROLES)}: ", ModelError
+        f"{says} policy {policy!r}, which is no policy of the run and none of {', '.join(ROLES)}: ",
+        ModelError,
     ):
         load_config(policy)
 
