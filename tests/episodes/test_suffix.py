@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.prompts import with_suffix
+from perturn.episodes.prompts import suffixed, with_suffix
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 
 
