@@ -137,6 +137,10 @@ class _Kept(_Declared):
     need = ("entropy",)
 
 
+class _Override(_Protocol):
+    def stepp(self) -> None: ...
+
+
 class _OfMember:
     def forgett(self) -> None: ...
 
@@ -159,6 +163,7 @@ class _Settings:
             "credit _Beside has 'needs_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
         ),
         (_Kept, "credit _Kept has 'need', which is never read. Did you mean `needs`?"),
+        (_Override, "credit _Override has 'stepp', which is never read. Did you mean `step`?"),
         (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?"),
     ],
 )
@@ -173,6 +178,29 @@ def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):
 def test_settings_and_names_beside_the_right_one_are_allowed(entry: type):
     """`steps` is beside `step`; `needs_groups` is a setting; `export` is not like enough to `expert`."""
     check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
+
+
+class _Far(_Protocol):
+    def steer(self) -> None: ...
+
+    def step_of(self) -> None: ...
+
+    def _steps(self) -> None: ...
+
+
+class _Both(_Protocol):
+    step = stepp = None
+
+
+@pytest.mark.parametrize("entry", [_Far, _Both])
+def test_far_and_private_names_beside_an_inherited_one_are_allowed(entry: type):
+    """`steer` and `step_of` are not like enough to the `step` of the base class; `_steps` is private."""
+    check_names(entry, kind="credit", known=("step",), traits=_Traits)
+
+
+def test_what_a_base_class_has_may_be_known_not_to_be_ours():
+    """So a user's environment may override any class."""
+    check_names(_Override, kind="environment", known=("step",), overrides=False)
 
 
 def test_a_name_is_found_without_loading_other_entries():

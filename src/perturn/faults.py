@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from perturn.errors import EnvironmentFailure
-from perturn.io.plain_data import fault, told
+from perturn.io.plain_data import error_text, fault
 from perturn.types import Environment, Observation, Task, UserTurn
 
 _logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def close_world(env: Environment) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  an environment may raise anything
-        _logger.warning("a world could not be closed: %s: %s", type(error).__name__, told(error))
+        _logger.warning("a world could not be closed: %s: %s", type(error).__name__, error_text(error))
 
 
 @contextmanager

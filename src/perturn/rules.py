@@ -50,7 +50,7 @@ class TurnControl:
             )
         if self.extend is not None and self.progress is None and not self.reminder:
             raise ValueError(
-                "progress must be set where there is no reminder: an extension of all that nobody is told of is a "
+                "progress must be set if reminder is false: an extension of every episode without a reminder equals a "
                 "higher limit."
             )
 

@@ -13,19 +13,16 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, check_free, closest
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 T = TypeVar("T")
 
-_ALIKE = 0.85
+_SIMILAR = 0.85
 """Minimum similarity of a name that counts as misspelt, in [0, 1]. For example, `expert` and `experts` have a
 similarity of 0.92, and `expert` and `export` of 0.83."""
-
-_DECLARED = ("needs", "traits")
-"""Declarations of an entry, which it may take over from a base class."""
 
 
 class Table(Mapping[str, T], Generic[T]):
@@ -120,38 +117,43 @@ def locate(where: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
+def check_names(
+    entry: type, *, kind: str, known: Collection[str], traits: type | None = None, overrides: bool = True
+) -> None:
     """Reject a class with a public attribute whose name is misspelt, or is the name of a trait.
 
     Nothing would read such an attribute. Dataclass fields are settings, and may have any name. A name counts as
-    misspelt only if the class lacks the intended name, so `steps` next to `step` is allowed. `need` and `trait` are
-    also misspelt if only a base class has `needs` and `traits`, since the class then keeps the base's declarations.
+    misspelt only if its class lacks the intended name, so `steps` next to `step` is allowed. If only a base class has
+    the intended name, such as a default `check`, the name is a misspelt override.
 
     Args:
         entry: Class of the entry.
         kind: Kind of the entry, such as `credit`, for the message.
         known: Allowed names of attributes: the members of the table's protocol.
         traits: Dataclass of the traits, which belong in `traits` and not among the attributes.
+        overrides: Whether names that override a base class are checked. False: base classes may be any code of others,
+            so what they have is not ours.
 
     Raises:
         ConfigError: If the class has such an attribute.
     """
     settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
     public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
-    told = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
-    meant = told | {name: name for name in known}
+    declared = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
+    meant = declared | {name: name for name in known}
     for name in sorted(public - settings - set(known)):
-        found = closest(name, meant.keys() - (public - told.keys() - _inherited(entry, name)), _ALIKE)
+        present = _beside(entry, name) if overrides else public
+        found = closest(name, meant.keys() - (present - declared.keys()), _SIMILAR)
         if found is not None:
             raise ConfigError(
                 f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?"
             )
 
 
-def _inherited(entry: type, name: str) -> set[str]:
-    """Return declarations that no class has down from the class which has a name, but a base class of that one has."""
+def _beside(entry: type, name: str) -> set[str]:
+    """Return the attributes of the class that has a name, and of the classes below it."""
     owner = next(index for index, each in enumerate(entry.__mro__) if name in vars(each))
-    return {each for each in _DECLARED if not any(each in vars(one) for one in entry.__mro__[: owner + 1])}
+    return {attribute for each in entry.__mro__[: owner + 1] for attribute in vars(each)}
 
 
 def check_members(entry: object, members: Iterable[str], kind: str, protocol: str) -> None:
@@ -203,7 +205,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
     except passes:
         raise
     except Exception as error:
-        text = " ".join(told(error).split())
+        text = " ".join(error_text(error).split())
         raise ConfigError(f"{says}: {type(error).__name__}: {text}{remedy}") from error
 
 

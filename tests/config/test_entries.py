@@ -117,10 +117,10 @@ def test_a_setting_of_another_entry_names_the_entries_that_have_it(guest):
         ("explore.nam=rollouts", "unknown key 'explore.nam'. Did you mean 'explore.name'?"),
         (
             "explore=rollouts",
-            "explore must be a valid dictionary, got 'rollouts'. Write explore.name=rollouts.",
+            "explore must be a mapping, got 'rollouts'. Write explore.name=rollouts.",
         ),
         ("explore.name=dpo", "unknown explore.name 'dpo'. 'dpo' is one of `perturn list losses`. "),
-        ("explore.name=[1]", "explore.name must be a valid string, got [1]."),
+        ("explore.name=[1]", "explore.name must be text, got [1]."),
         ("explore.n=5", "unknown key 'explore.n'. Did you mean 'explore.tasks.n'?"),
     ],
 )
@@ -210,6 +210,13 @@ class Misspelt(Patient):
     need = ("entropy",)
 
 
+class Unchosen(Patient):
+    """An explorer whose choice is never asked for."""
+
+    def chose(self, inputs):
+        """Choose nothing."""
+
+
 class Outside(Patient):
     """An explorer whose trait is never read."""
 
@@ -220,6 +227,7 @@ class Outside(Patient):
     ("entry", "says"),
     [
         (Misspelt, "explorer Misspelt has 'need', which is never read. Did you mean `needs`?"),
+        (Unchosen, "explorer Unchosen has 'chose', which is never read. Did you mean `choose`?"),
         (
             Outside,
             "explorer Outside has 'resumes_earlier', which is never read. Did you mean `ExplorerTraits(",

@@ -95,7 +95,7 @@ def test_a_class_by_its_place_is_sent_to_the_entry_points(key, group):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("align.loss=dpo", "align.loss must be a valid dictionary, got 'dpo'. Write align.loss.name=dpo."),
+        ("align.loss=dpo", "align.loss must be a mapping, got 'dpo'. Write align.loss.name=dpo."),
         ("align=dpo", "align must be a section of settings, such as align.loss=..., got 'dpo'."),
         ("model=none", "model must be a section of settings, such as model.name=..., got 'none'."),
     ],

@@ -59,9 +59,9 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
         ),
         ({"explore": {"sampling": {True: 1}}}, "unknown key 'explore.sampling.True'. "),
         ({"model": {}}, "model.name is missing, and it has no default; set it in the recipe."),
-        ({"seed": "one"}, "seed must be a valid integer, unable to parse string as an integer, got 'one'."),
+        ({"seed": "one"}, "seed must be a whole number, got 'one'."),
         ({"model": "smollm2"}, "model must be "),
-        ({"sft": {"loss": "sft"}}, "sft.loss must be a valid dictionary, got 'sft'."),
+        ({"sft": {"loss": "sft"}}, "sft.loss must be a mapping, got 'sft'."),
         ({"sft": {"loss": {}}}, "sft.loss.name is missing; name a loss"),
         ({"environment": {"kinds": []}}, "environment.name is missing; "),
         ({"name": "a/b"}, "name must be usable as a folder name, got 'a/b'."),
@@ -164,7 +164,7 @@ def test_the_last_of_two_overrides_counts(recipe_file):
         ("name.x=3", "override 'name.x=3': name must be a section, got 'small'."),
         ("seed=[", "override 'seed=[': the value is not YAML: "),
         ("align.los.beta=1", "unknown key 'align.los'. Did you mean 'align.loss'?"),
-        ("seed=", "seed must be a valid integer, got None."),
+        ("seed=", "seed must be a whole number, got None."),
     ],
 )
 def test_a_malformed_override_is_refused(recipe_file, word, begins):

@@ -51,7 +51,7 @@ def test_branches_by_a_policy_that_is_never_there():
         (
             {"name": "progress-pairs"},
             {"name": "wrong-branches"},
-            "explore.distance and rows.distance must be alike: a run measures one sense alone.",
+            "explore.distance and rows.distance must be equal: a run measures one sense alone.",
         ),
         (
             {"name": "branch-pairs"},

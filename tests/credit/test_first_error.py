@@ -188,7 +188,7 @@ def test_the_remaining_path_is_measured_as_the_credit_reads_it():
     searching = {"credit": {"name": "first-error", "distance": "searching"}}
     assert sense_of(parse(Recipe, recipe | searching)) == "searching"
     with pytest.raises(
-        ConfigError, match=r"be alike, since a run measures .* once, got \['searching', 'shortest'\]"
+        ConfigError, match=r"be equal, since a run measures .* once, got \['searching', 'shortest'\]"
     ):
         sense_of(parse(Recipe, recipe | {"rows": {"name": "corrections", "distance": "searching"}}))
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):

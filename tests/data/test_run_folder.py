@@ -255,7 +255,7 @@ def test_the_recorded_recipe_is_resolved(recipe):
     assert "max_new_tokens: 64" in recorded
 
 
-def test_what_is_let_go_is_gone_and_its_stage_stays_done(recipe):
+def test_what_is_deleted_is_gone_and_its_stage_stays_done(recipe):
     """A folder and a file of another, removed after the manifest forgot them; a kill between is no damage."""
     run = Run(recipe)
     policy, other = run.paths.checkpoint("dpo-001"), run.paths.checkpoint("dpo-002")
@@ -264,7 +264,7 @@ def test_what_is_let_go_is_gone_and_its_stage_stays_done(recipe):
             folder.mkdir()
             (folder / "weights").write_text("1")
             (folder / "optimizer").write_text("2")
-    run.let_go([policy, other / "optimizer"])
+    run.delete([policy, other / "optimizer"])
     run.close()
 
     with Run(recipe) as again:

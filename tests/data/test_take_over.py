@@ -96,7 +96,7 @@ def test_a_stage_is_taken_only_with_the_files_that_it_was_made_from(runs):
     one, two = runs
     make(two, "sft", "other weights", {})
 
-    assert not two.take_over("explore", one.folder, alike=["sft"])
+    assert not two.take_over("explore", one.folder, equal=["sft"])
     assert not made(two, "explore")[0].exists()
     assert two.take_over("explore", one.folder)
 

@@ -6,7 +6,7 @@ from envs.in_processes import EXAMPLE, LIMITS, played, section
 from perturn import errors
 from perturn.config.sections import Worlds
 from perturn.envs.environment_check import check_environment
-from perturn.envs.remote_worlds import told, value_of
+from perturn.envs.remote_worlds import error_reply, value_of
 from perturn.envs.world_process import ProcessWorlds
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.types import Observation, Task
@@ -61,7 +61,7 @@ def test_a_world_without_an_expert_has_none_in_a_process(world):
 def test_what_the_library_raises_elsewhere_it_raises_here(error, kind):
     """By a table of five; also where worlds live on other nodes."""
     with pytest.raises(kind) as caught:
-        value_of(told(error))
+        value_of(error_reply(error))
 
     assert (type(caught.value), str(caught.value)) == (kind, "x")
 
@@ -74,7 +74,7 @@ def test_what_the_library_raises_elsewhere_it_raises_here(error, kind):
 def test_a_world_elsewhere_cannot_name_what_is_raised_here(error):
     """Not by raising one of ours that ends a run, and not by a class of its own of the same name."""
     with pytest.raises(EnvironmentFailure) as caught:
-        value_of(told(error))
+        value_of(error_reply(error))
 
     assert type(caught.value) is EnvironmentFailure
     assert str(caught.value) == f"{type(error).__name__}: x"

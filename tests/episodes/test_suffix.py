@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.prompts import told, with_suffix
+from perturn.episodes.prompts import suffixed, with_suffix
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 
 
@@ -51,7 +51,7 @@ def test_an_episode_told_afterwards_is_the_one_that_is_played_under_the_suffix(l
     prompts, played = play(asked)
     _, before = play(plain)
 
-    assert told(before, "Leave well.").turns == played.turns
+    assert suffixed(before, "Leave well.").turns == played.turns
     assert played.turns[0].observation_text.startswith("Your task is: leave.\nLeave well.")
     assert played.turns[0].observation_text.endswith("south" if listed else "well.")
     shown = [

@@ -223,7 +223,7 @@ def test_reminders_hide_no_stagnation():
         ({"reminder": False}, "limit must be set where there is no reminder and no extension"),
         (
             {"reminder": False, "extend": 2, "progress": None},
-            "progress must be set where there is no reminder",
+            "progress must be set if reminder is false",
         ),
     ],
 )

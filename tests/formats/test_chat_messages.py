@@ -10,7 +10,7 @@ from datasets import Dataset
 from perturn.data.records import trajectory_from_dict
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_answer
-from perturn.formats.trl_rows import from_trl, to_trl, told_unread
+from perturn.formats.trl_rows import describe_unread, from_trl, to_trl
 
 USER = {"role": "user", "content": "u"}
 LOOK = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
@@ -318,7 +318,7 @@ def test_unknown_keys_are_counted_and_metadata_is_not():
 
     assert counts["mood"] == 2
     assert counts["column plan"] == 1
-    assert told_unread(counts) == (
+    assert describe_unread(counts) == (
         "keys that nothing reads: a mark that asks for loss on a message of another than the assistant (1 rows), "
         "column plan (1 rows), mood (2 rows)"
     )

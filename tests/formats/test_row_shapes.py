@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perturn.errors import DataError
-from perturn.formats.read_rows import Tally, read_row, told
+from perturn.formats.read_rows import Tally, notes_on, read_row
 from perturn.formats.trl_rows import from_trl
 from perturn.types import PreferencePair, WeightedTrajectory
 
@@ -177,7 +177,7 @@ def test_texts_that_become_messages_are_told():
     read_row({"prompt": "u", "completion": "good"}, 1, tally)
     read_row({"messages": [USER, GOOD]}, 1, tally)
 
-    (said,) = told(tally)
+    (said,) = notes_on(tally)
     assert said.startswith("1 rows of prompt and completion as text: plain text is read as a user message")
 
 

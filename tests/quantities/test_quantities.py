@@ -1,6 +1,7 @@
 """The table of quantities: what each entry says of itself, and its exact value on small processes."""
 
 import math
+import re
 from typing import ClassVar
 
 import pytest
@@ -25,6 +26,7 @@ from perturn.quantities import (
     policies_of,
 )
 from perturn.quantities.entropy import TurnEntropy, entropies_of
+from perturn.quantities.protocol import DeclaredSource
 from perturn.quantities.readers import Models, open_reader
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -160,6 +162,19 @@ class Failing(Mood):
         raise KeyError("no luck")
 
 
+class Unchecked(Mood):
+    """One whose check is never called."""
+
+    def chek(self, request, planned):
+        """Reject everything."""
+
+
+class Inexact(Mood):
+    """One whose exact value is never read."""
+
+    exat = Quantity.exact
+
+
 class Unwritten(Quantity):
     """One that computes nothing."""
 
@@ -174,6 +189,8 @@ def test_a_quantity_is_named_by_where_it_is():
     ("name", "says"),
     [
         ("Costly", r"Did you mean `QuantityTraits\(passes=...\)`"),
+        ("Unchecked", "quantity Unchecked has 'chek', which is never read. Did you mean `check`?"),
+        ("Inexact", "quantity Inexact has 'exat', which is never read. Did you mean `exact`?"),
         ("Failing", r"needs '.*:Failing': .*Failing cannot be made: KeyError: 'no luck'"),
         ("Unwritten", "must have traits, a QuantityTraits, and a method compute"),
     ],
@@ -212,6 +229,65 @@ class Short(Mood):
 def test_a_quantity_has_one_entry_for_each_episode(name, says):
     with pytest.raises(ConfigError, match=says):
         compute((f"{__name__}:{name}",), [said("on"), said("off")], Source())
+
+
+class Compared(Mood):
+    """One that reads the policy `reads`, and declares the policy that acted."""
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits("a pass", passes=1, policies=frozenset({"acted"}))
+    reads = "reference"
+
+    def compute(self, request, episodes, source):
+        """Return the policy that was read."""
+        return Computed([(source.policy(self.reads), source.seed("mood")) for _ in episodes])
+
+
+class Acted(Compared):
+    """One that reads what it declares."""
+
+    reads = "acted"
+
+
+class Passing(Mood):
+    """One that declares a pass, and no policy."""
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits("a pass", passes=1)
+
+
+def test_a_policy_is_read_only_if_it_is_declared():
+    """Without the error, the policy that acted would stand for the reference in `weigh`."""
+    source = Models({"acted": "the policy"})
+    remedy = re.escape('write policies=frozenset({"acted", "reference"}) in its QuantityTraits.')
+
+    with pytest.raises(
+        ConfigError, match=f"quantity '.*:Compared' reads policy 'reference', and does not .*; {remedy}"
+    ):
+        compute((f"{__name__}:Compared",), [said("on")], source)
+    assert compute((f"{__name__}:Acted",), [said("on")], source)[f"{__name__}:Acted"].entries == [
+        ("the policy", 0)
+    ]
+
+
+def test_a_declared_policy_is_read_by_its_role_or_by_its_name():
+    class Named(Source):
+        def policy_name(self, role):
+            return {"acted": "sft", "reference": "base"}[role]
+
+        def policy(self, role):
+            return f"model of {role}"
+
+    source = DeclaredSource(Named(), "own", frozenset({"acted"}))
+
+    assert [source.policy("acted"), source.policy("sft")] == ["model of acted", "model of sft"]
+    with pytest.raises(ConfigError, match="quantity 'own' reads policy 'base'"):
+        source.policy("base")
+
+
+def test_a_pass_of_no_policy_is_rejected():
+    with pytest.raises(
+        ConfigError, match=r"quantity '.*:Passing' must declare policies, since it declares passes"
+    ):
+        find(f"{__name__}:Passing")
 
 
 def test_what_a_source_does_not_have_is_of_a_run():

@@ -30,7 +30,7 @@ EXPLORED = [
 ]
 
 
-GIVEN = RowInputs(explored=EXPLORED, experts=EXPERTS, taught=EXPERTS)
+GIVEN = RowInputs(explored=EXPLORED, experts=EXPERTS, sft_episodes=EXPERTS)
 
 
 def rows_of(name, inputs=GIVEN, **settings):
@@ -105,7 +105,7 @@ def test_rft_learns_from_the_expert_and_from_own_successes_alike():
 def test_kto_learns_from_all_that_is_known_of_explored_tasks():
     """The expert's on tasks that were explored and own successes are desirable, own failures are not."""
     elsewhere = episode("d", "up", policy="expert")
-    rows = rows_of("kto", replace(GIVEN, experts=[*EXPERTS, elsewhere], taught=[elsewhere]))
+    rows = rows_of("kto", replace(GIVEN, experts=[*EXPERTS, elsewhere], sft_episodes=[elsewhere]))
 
     assert [(row.trajectory.key, row.trajectory.policy, set(row.weight)) for row in rows] == [
         (("a", 0), "expert", {1.0}),

@@ -17,7 +17,7 @@ from perturn.estimate.episode_lengths import look_at_episodes, renderer_of
 from perturn.policy.models import load_model, weights_digest
 from perturn.report import write_report
 from perturn.run.execute import check, open_run, run_stages
-from perturn.run.stages.pretraining_stage import heard, lessons, taught
+from perturn.run.stages.pretraining_stage import base_episodes, heard, lessons
 from perturn.types import Task
 from perturn.watch import Watcher
 
@@ -69,8 +69,10 @@ def test_the_stages_come_in_order_and_the_base_is_scored(made):
     stages = made.manifest["stages"]
 
     assert list(stages) == ["lessons", "base", "expert", "evaluate-base", "sft", "evaluate-sft"]
-    assert stages["base"]["counts"]["examples"] == len(taught(made))
-    assert stages["base"]["counts"]["loss_tokens"] == stages["base"]["counts"]["tokens"] - len(taught(made))
+    assert stages["base"]["counts"]["examples"] == len(base_episodes(made))
+    assert stages["base"]["counts"]["loss_tokens"] == stages["base"]["counts"]["tokens"] - len(
+        base_episodes(made)
+    )
 
 
 def test_a_base_is_made_where_a_later_alignment_keeps_an_average(tmp_path):
@@ -92,8 +94,8 @@ def test_what_is_taught_succeeds_and_is_not_aimless(made):
     all_of_them = list(read_trajectories(made.paths.trajectories("lessons")))
 
     assert {one.policy for one in all_of_them} == {"expert", "clumsy", "aimless"}
-    assert {one.policy for one in taught(made)} == {"expert", "clumsy"}
-    assert all(one.success for one in taught(made))
+    assert {one.policy for one in base_episodes(made)} == {"expert", "clumsy"}
+    assert all(one.success for one in base_episodes(made))
 
 
 def test_an_aimless_episode_is_not_taught_even_if_it_succeeds(made, tmp_path):
@@ -101,9 +103,9 @@ def test_an_aimless_episode_is_not_taught_even_if_it_succeeds(made, tmp_path):
     paths = RunPaths(tmp_path)
     with TrajectoryStore(paths.trajectories("lessons")) as store:
         for sample, success in ((0, False), (1, True), (3, True)):
-            store.append(replace(taught(made)[0], sample=sample, success=success))
+            store.append(replace(base_episodes(made)[0], sample=sample, success=success))
 
-    assert [one.sample for one in taught(SimpleNamespace(recipe=made.recipe, paths=paths))] == [1]
+    assert [one.sample for one in base_episodes(SimpleNamespace(recipe=made.recipe, paths=paths))] == [1]
 
 
 def test_the_tokenizer_knows_all_that_was_heard(made):

@@ -58,7 +58,7 @@ GREEDY = [
         ),
         (
             [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
-            "explore.branches must be 1 at temperature 0, where all branches from a turn are alike",
+            "explore.branches must be 1 at temperature 0, where all branches from a turn are equal",
         ),
         (["rows.name=branch-pairs", "rows.path=own.jsonl"], "path is a setting of rows.name=file"),
         (["rows.name=branch-pairs", "explore.name=branches", "explore.every=0"], "every"),

@@ -18,7 +18,7 @@ from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
 from perturn.methods.arpo.entropy_branches import EntropyBranches, uncertain_turns
 from perturn.methods.trace.mixed_branches import MixedBranches, mixed_turns
-from perturn.methods.trace.success_chance import Chances, Prospects, folds_of, prospects, told
+from perturn.methods.trace.success_chance import Chances, Prospects, chances_of_folds, folds_of, prospects
 from perturn.quantities import Computed
 from perturn.run.execute import check
 from perturn.run.stages import quantity_source
@@ -86,7 +86,7 @@ def test_hand_worked_mixed_turns():
     """Others: variances 0.25, 0.09 and 0.21 after first turns, of 2 episodes; with one fork each the bar is 0.21."""
     episodes = [of_task("a", 0), of_task("b", 0), of_task("c", 0, 2)]
     rivals = {1: [0.5, 0.5, 0.9], 2: [0.5, 0.3]}
-    found = told(Prospects([[0.5, 0.6, 0.75], [0.0] * 3, [0.0] * 2], [rivals, {}, {}]), [0, 1, 2])
+    found = chances_of_folds(Prospects([[0.5, 0.6, 0.75], [0.0] * 3, [0.0] * 2], [rivals, {}, {}]), [0, 1, 2])
 
     assert mixed_turns(episodes, found, MixedBranches(), seed=0) == [[1], [], []]
     found[0].own[2] = 0.7
@@ -101,7 +101,9 @@ def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():
     same = [[0.5] * 5] * 400
     rivals = [{i: [0.5] * 5 for i in range(400) if folds[i] != fold} for fold in range(5)]
 
-    turns = mixed_turns(episodes, told(Prospects(same, rivals), folds), MixedBranches(forks=2), seed=0)
+    turns = mixed_turns(
+        episodes, chances_of_folds(Prospects(same, rivals), folds), MixedBranches(forks=2), seed=0
+    )
 
     assert abs(sum(map(len, turns)) - 800) < 4 * (1600 * 0.25 * 1.25) ** 0.5
     assert {turn for own in turns for turn in own} == {1, 2, 3, 4}
@@ -120,13 +122,13 @@ def test_nothing_that_an_episode_does_later_chooses_its_turns(others):
     episodes = [of_task(f"{n // 2}", n % 2, 4, n % 3 == 0) for n in range(16)]
     folds, how = folds_of(episodes, others), MixedBranches(others=others)
     features, outcomes = drawn([4] * 16)
-    before = mixed_turns(episodes, told(prospects(features, outcomes, folds), folds), how, 0)
+    before = mixed_turns(episodes, chances_of_folds(prospects(features, outcomes, folds), folds), how, 0)
 
     changed = [*features]
     changed[0] = torch.cat([features[0][:3], torch.full((4, 4), 9.0)])
     others_of_it = [*outcomes]
     others_of_it[0] = torch.full((7,), 1 - float(outcomes[0][0]), dtype=torch.float64)
-    after = mixed_turns(episodes, told(prospects(changed, others_of_it, folds), folds), how, 0)
+    after = mixed_turns(episodes, chances_of_folds(prospects(changed, others_of_it, folds), folds), how, 0)
 
     assert [turn for turn in after[0] if turn < 3] == [turn for turn in before[0] if turn < 3]
     same = [i for i in range(16) if folds[i] == folds[0]]
@@ -167,7 +169,7 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
     begun = [of_task(f"{n}", 0, 3, n % 2 == 0) for n in range(6)]
     seen, jobs = [], []
 
-    def told(episodes, *_):
+    def chances_of_folds(episodes, *_):
         seen.extend(episodes)
         own = [0.5, 0.6, 0.1]
         if kind is EntropyBranches:
@@ -177,7 +179,7 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
     name = "success-chance" if kind is MixedBranches else "entropy"
     monkeypatch.setattr(quantity_source, "RunSource", lambda *_: None)
     monkeypatch.setattr(
-        quantity_source, "compute", lambda needs, episodes, *_: {name: Computed(told(episodes))}
+        quantity_source, "compute", lambda needs, episodes, *_: {name: Computed(chances_of_folds(episodes))}
     )
     paths = RunPaths(tmp_path)
     paths.trajectories("branch").parent.mkdir()

@@ -1,5 +1,7 @@
 """A person as the policy: sees what a policy sees, types actions alone."""
 
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -59,7 +61,18 @@ def test_an_action_is_written_in_the_format_of_the_rules(recipe):
     assert played.truncated or played.success
 
 
-def test_a_task_that_is_not_there_is_refused(recipe):
-    """With the nearest one there is."""
-    with pytest.raises(ConfigError, match="no task 'guess/13' in split 'test'"):
+def test_a_task_that_is_not_there_is_refused(recipe, capsys):
+    """With the three nearest there are, and a command that prints all."""
+    with pytest.raises(ConfigError) as caught:
         play_by_hand(recipe, "guess/13", typed(), lambda _: None)
+
+    message, _, command = str(caught.value).partition(" To list all: ")
+    assert re.fullmatch(
+        r"no task 'guess/13' in split 'test'\. The nearest of (\d+) ids: '\S+', '\S+' and '\S+'\.", message
+    )
+    program, option, code = shlex.split(command)
+    assert (program, option) == ("python", "-c")
+    exec(code)
+    printed = capsys.readouterr().out.split()
+    assert len(printed) > 3
+    assert f" of {len(printed)} ids" in message

@@ -123,7 +123,7 @@ def test_conversations_are_taught_without_sft_too(recipe, tmp_path, name):
 )
 def test_conversations_that_nothing_teaches_are_refused(recipe, tmp_path, words):
     """Pairs and KTO compare episodes of explored tasks."""
-    says = "conversations are taught by sft and by rows that start over, such as rows.name=rft, alone"
+    says = "conversations are trained on by sft and by rows that start over, such as rows.name=rft, alone"
     with open_run(recipe, words, "collect") as run, pytest.raises(ConfigError, match=says):
         import_expert(run, lines(tmp_path / "rows", said("1")))
 

@@ -130,7 +130,7 @@ def test_two_senses_at_once_are_refused():
     """A turn holds one measure."""
     read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error", "distance": "shortest"}}
 
-    with pytest.raises(ConfigError, match=r"must be alike, .* got \['searching', 'shortest'\]"):
+    with pytest.raises(ConfigError, match=r"must be equal, .* got \['searching', 'shortest'\]"):
         sense_of(make_recipe(**read))
 
 

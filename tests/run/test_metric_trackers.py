@@ -177,5 +177,5 @@ def test_the_recipe_reports_nowhere_unless_asked(tmp_path, tiny_folder):
     file.write_text(RECIPE % tiny_folder)
 
     assert read_recipe(file).report_to == []
-    with pytest.raises(ConfigError, match="report_to must be a valid list"):
+    with pytest.raises(ConfigError, match="report_to must be a list"):
         read_recipe(file, ["report_to=tensorboard"])

@@ -28,7 +28,7 @@ from perturn.rows.pairing import parting
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.export_run import export_policy
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_stage import alike_within_limit, read_groups, too_long
+from perturn.run.stages.group_stage import equal_within_limit, read_groups, too_long
 from perturn.run.verify_run import verify
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -105,7 +105,7 @@ def test_tasks_differ_from_iteration_to_iteration(online):
     ]
 
 
-def test_policies_that_nothing_needs_are_let_go(online):
+def test_policies_that_nothing_needs_are_deleted(online):
     """The second is scored, the third is the newest; only that has its optimizer. The run opens again."""
     kept = {folder.name for folder in (online / "checkpoints").iterdir()}
 
@@ -129,7 +129,7 @@ def test_what_a_kill_left_of_earlier_policies_goes_with_the_next_call(online, tm
 
 
 @pytest.mark.parametrize("name", ["trajectories/explore-002.jsonl", "credits/anchor-rloo-002.jsonl"])
-def test_what_starts_from_a_policy_that_was_let_go_cannot_be_made_again(online, tmp_path, name):
+def test_what_starts_from_a_policy_that_was_deleted_cannot_be_made_again(online, tmp_path, name):
     """Damage in the second iteration, whose policy was not kept for a second training: nothing is to be removed."""
     copy = tmp_path / "online"
     shutil.copytree(online, copy)
@@ -293,9 +293,9 @@ def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place
         pair([left, left, left], [left, left, right]),
     ]
 
-    assert alike_within_limit(recipe_of(place, "model.max_length=100"), pairs) == [True, False, True]
-    assert alike_within_limit(recipe_of(place), pairs) == [False] * 3
-    assert alike_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
+    assert equal_within_limit(recipe_of(place, "model.max_length=100"), pairs) == [True, False, True]
+    assert equal_within_limit(recipe_of(place), pairs) == [False] * 3
+    assert equal_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
 
 
 def test_pairs_that_part_too_late_are_counted_and_not_trained():
@@ -303,7 +303,7 @@ def test_pairs_that_part_too_late_are_counted_and_not_trained():
     turn = Turn((), Action("a"))
     played = [Trajectory(Task(name), (turn,) * 3) for name in "ab"]
     pairs = [PreferencePair(one, replace(one, turns=one.turns[:2])) for one in played]
-    inputs = RowInputs(played, limit=Limit(alike=lambda pairs: [True, False]))
+    inputs = RowInputs(played, limit=Limit(equal=lambda pairs: [True, False]))
 
     of_branches = parting((pairs, Counter(kept=4, too_long=0)), inputs, each=2)
     corrected = parting((pairs, Counter(kept=2, cut=2)), inputs)

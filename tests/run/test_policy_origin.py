@@ -177,7 +177,7 @@ def retrained(folder):
     make_tiny_model(4).save_pretrained(folder / "checkpoints/sft")
 
 
-def let_go(folder):
+def delete_policy(folder):
     """As of an early iteration: the manifest knows the policy no more."""
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text())
@@ -228,7 +228,7 @@ def unknown(folder):
             IMPLICIT,
             r"name=implicit-reward: .*model\.safetensors has other content than was written",
         ),
-        (let_go, BEST, r"policy sft of .*made was deleted; name a policy that is still there"),
+        (delete_policy, BEST, r"policy sft of .*made was deleted; name a policy that is still there"),
         (renamed, BEST, r"prm is not a policy that .*made trains to act; name one of sft"),
         (of_no_section, IMPLICIT, r"base is not a policy that .*made trains to act; name one of sft"),
         (
@@ -349,7 +349,7 @@ def test_a_score_that_was_stopped_goes_on_with_the_same_exploration(stopped):
 
 
 @pytest.mark.slow
-def test_a_score_goes_on_once_the_optimizer_is_let_go(stopped):
+def test_a_score_goes_on_once_the_optimizer_is_deleted(stopped):
     """As a run does with that of a policy from which no training goes on; the policy is the same."""
     read, _ = stopped
     policy = Path(read.model.name)

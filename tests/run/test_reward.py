@@ -165,7 +165,7 @@ def test_a_run_with_a_model_is_looked_at_like_any_other(judged):
     assert "loss `dpo`" in (judged.parent / "model" / "README.md").read_text()
 
 
-def test_weights_by_a_model_that_was_let_go_cannot_be_made_again(judged, tmp_path):
+def test_weights_by_a_model_that_was_deleted_cannot_be_made_again(judged, tmp_path):
     """The first iteration's, whose policy is there and whose reward model is not; with its pairs all is made again."""
     copy = tmp_path / "judged"
     shutil.copytree(judged, copy)

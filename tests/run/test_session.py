@@ -315,7 +315,7 @@ def test_an_environment_of_the_users_own_is_made_with_its_settings():
             ConfigError,
             "unknown key 'environment.sise'. Did you mean 'environment.size'?",
         ),
-        ({"name": "users_world:World", "size": "x"}, ConfigError, "environment.size must be a valid integer"),
+        ({"name": "users_world:World", "size": "x"}, ConfigError, "environment.size must be a whole number"),
         (
             {"name": "users_world:World", "size": -1},
             EnvironmentFailure,

@@ -288,7 +288,7 @@ def test_a_stamp_reads_as_one_line():
     [
         (
             ["evaluate.sampling.temperature=0.0"],
-            r"evaluate\.sampling\.temperature must be > 0, .* which are all alike at 0, got 0\.0",
+            r"evaluate\.sampling\.temperature must be > 0, .* which are all equal at 0, got 0\.0",
         ),
         (
             ["evaluate.select.name=likelyhood"],

@@ -186,7 +186,7 @@ def test_the_command_says_what_the_score_is_of(recipe):
     [
         (
             ["evaluate.sampling.temperature=0.0"],
-            r"evaluate\.sampling\.temperature must be > 0, .* which are all alike at 0, got 0\.0",
+            r"evaluate\.sampling\.temperature must be > 0, .* which are all equal at 0, got 0\.0",
         ),
         (
             ["evaluate.select.name=outcom"],

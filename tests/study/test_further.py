@@ -217,7 +217,7 @@ def test_the_page_shows_them(tmp_path):
             "primary=[[dpo, sft], [tlm-dre, sft], [dpo, tlm-dre], [base, sft]]",
             "primary must have at most 3 comparisons, got 4",
         ),
-        ("compare=dpo", "compare must be a valid list"),
+        ("compare=dpo", "compare must be a list"),
     ],
 )
 def test_what_is_refused(study, words, said):

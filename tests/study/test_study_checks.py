@@ -109,7 +109,7 @@ def test_actions_are_chosen_as_the_test_panel_samples_them(study, among):
     said = refusal(study, *words, "test.sampling={temperature: 0}")
 
     assert "best seed 0: evaluate.sampling.temperature must be > 0, since evaluate.select chooses" in said
-    assert "all alike at 0" in said
+    assert "all equal at 0" in said
 
 
 def test_nothing_is_learned_on_the_tuning_panel(study):

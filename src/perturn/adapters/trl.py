@@ -63,11 +63,11 @@ class PerTurnAdvantages(_Trainer):
         output = super()._generate_and_score_completions(inputs)
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         spans = [turn_spans(row) for row in mask.tolist()]
-        told = [
+        gathered = [
             (len(own), self._told(at, row, _STATES), self._told(at, row, _REWARDS))
             for at, (own, row) in enumerate(zip(spans, inputs, strict=True))
         ]
-        numbers = self._weigh(gather_object(told))  # groups may be spread over processes
+        numbers = self._weigh(gather_object(gathered))  # groups may be spread over processes
         first = self.accelerator.process_index * len(spans)
         form = mask.to(output["advantages"].dtype)
         return {**output, "advantages": on_tokens(numbers[first : first + len(spans)], spans, form)}
@@ -79,22 +79,22 @@ class PerTurnAdvantages(_Trainer):
         return None if self.environments is None else getattr(self.environments[at], name, None)
 
     def _weigh(
-        self, told: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]
+        self, gathered: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]
     ) -> list[list[float]]:
         """Return the weights of the episodes of all processes `[episodes][turns]`.
 
         As in TRL, an episode that no reward function scored gets 0.
 
         Args:
-            told: Number of turns, state keys and turn rewards of each episode.
+            gathered: Number of turns, state keys and turn rewards of each episode.
         """
         size = self.num_generations if self.model.training else self.num_generations_eval
         scores = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).tolist()
         scored = [at for at, lacks in enumerate(self._rewards.isnan().all(1).tolist()) if not lacks]
-        numbers = [[0.0] * turns for turns, _, _ in told]
+        numbers = [[0.0] * turns for turns, _, _ in gathered]
         episodes = []
         for at in scored:
-            turns, states, earned = told[at]
+            turns, states, earned = gathered[at]
             episodes.append(HostEpisode(str(at // size), [*[0.0] * (turns - 1), scores[at]], states, earned))
         for at, found in zip(scored, weigh_episodes(episodes, self._credit), strict=True):
             numbers[at] = found

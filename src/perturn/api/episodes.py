@@ -13,7 +13,7 @@ from typing import Any
 from perturn.analysis.run_summary import compare, policy_row
 from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
-from perturn.api.side_models import beside, judge_of, judged, told_of, user_of
+from perturn.api.side_models import beside, judge_of, judged, naming_user, user_of
 from perturn.chat.control_tokens import declared_ends
 from perturn.chat.model_names import for_engine
 from perturn.chat.tokens import Renderer
@@ -112,7 +112,7 @@ def collect(
         if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
-        rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
+        rules = naming_user(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
     _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
@@ -220,7 +220,7 @@ def evaluate(
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
-        rules = told_of(_rules(protocol, env, tasks[0]), speaks)
+        rules = naming_user(_rules(protocol, env, tasks[0]), speaks)
         name = env.name
     how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)

@@ -79,7 +79,7 @@ def make_rows(
         RowInputs(
             explored=episodes,
             experts=experts,
-            taught=experts,
+            sft_episodes=experts,
             branches=branches if traits.branches or grouped else (),
             begun=[one for one in (experts if of_expert else episodes) if not failed(one)],
             given=[] if traits.source is None else list(_rows_of(traits)),

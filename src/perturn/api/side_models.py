@@ -17,7 +17,7 @@ from perturn.run.judging.side_engines import open_side_engine
 from perturn.types import Engine, EpisodeProtocol, Trajectory
 
 
-def told_of(rules: EpisodeProtocol, user: User | None) -> EpisodeProtocol:
+def naming_user(rules: EpisodeProtocol, user: User | None) -> EpisodeProtocol:
     """Return a protocol that records the model of the simulated user; unchanged if there is no such model."""
     return rules if user is None else replace(rules, user=SimulatedUser(user.model, user.prompt))
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from perturn.audit.agent_traffic import traffic_lines
 from perturn.errors import by_reason
 from perturn.formats.json_stream import Record
-from perturn.formats.read_rows import Tally, told
+from perturn.formats.read_rows import Tally, notes_on
 from perturn.formats.row_sources import Source
 
 _SHOWN = 10
@@ -109,7 +109,7 @@ def say_shapes(source: Source, tally: Tally, console: Console) -> None:
     """Print the recognised format of a source and its rows, and other notes for the user."""
     say = partial(console.print, soft_wrap=True, markup=False)
     say(f"{source.name}: read as {_shapes(source.shape, tally.shapes)}")
-    for note in told(tally):
+    for note in notes_on(tally):
         say(f"  {note}", style="yellow")
 
 

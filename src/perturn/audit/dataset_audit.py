@@ -25,9 +25,9 @@ from perturn.episodes.calls.call import Tools
 from perturn.episodes.tool_calls import understand
 from perturn.errors import DataError, ModelError
 from perturn.formats.json_stream import Record
-from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each, told
+from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, read_branches, read_each
 from perturn.formats.row_sources import Source
-from perturn.formats.trl_rows import told_unread
+from perturn.formats.trl_rows import describe_unread
 from perturn.policy.examples import Example, encode_example
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -203,8 +203,8 @@ class _Part:
             "read_as": self.source.shape,
             "unit": self.source.unit,
             "shapes": dict(self.tally.shapes),
-            "unread": told_unread(self.tally.unread),
-            "notes": told(self.tally),
+            "unread": describe_unread(self.tally.unread),
+            "notes": notes_on(self.tally),
             "cut": {
                 "trajectories": sum(side.dropped_turns > 0 for side in sides),
                 "turns": sum(side.dropped_turns for side in sides),
@@ -251,15 +251,15 @@ def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
-    taught = [one for one in experts if succeeded(one)]
+    solved = [one for one in experts if succeeded(one)]
     with_expert = rows is not None and rows.traits == RowTraits("pairs", expert=True)
     if rows is not None and with_expert and all(file.is_file() for file in files):
-        inputs = RowInputs(sorted(explored, key=lambda one: one.key), taught)
+        inputs = RowInputs(sorted(explored, key=lambda one: one.key), solved)
         facts["pairing"] = dict(rows(inputs).counts)
     trained = {one.task.id for one in (*experts, *explored)}
     evaluated = {one.task.id for file in run.evaluated(()).values() for one in read_trajectories(file)}
     facts["tasks"] = {
-        "unsuccessful_expert": len(experts) - len(taught),
+        "unsuccessful_expert": len(experts) - len(solved),
         "evaluated_and_trained": len(trained & evaluated),
     }
     if sides := read_sides(run.confidence(run.mark), Confidences):

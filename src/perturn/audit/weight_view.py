@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perturn.audit.audit_text import named, say_shapes
-from perturn.audit.audit_text import refused as told_refused
+from perturn.audit.audit_text import refused as refused_text
 from perturn.audit.training_view import View, recipe_of, totals, view_of
 from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.stages import makes
@@ -61,7 +61,7 @@ def inspect_json(
     for record, found in islice(_encoded(source, data, view), limit):
         is_empty = False
         if isinstance(found, PerturnError):
-            refused.append(told_refused(record, str(found)))
+            refused.append(refused_text(record, str(found)))
             yield json.dumps(refused[-1])
             continue
         sides = {"chosen": found.chosen, "rejected": found.rejected}
@@ -199,7 +199,7 @@ def inspect(
     source, tally = open_rows(_file(data)), Tally()
     rows = list(_encoded(source, data, view, tally))
     examples = {record.label: row for record, row in rows if isinstance(row, Example)}
-    refused = [told_refused(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
+    refused = [refused_text(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
     if examples:
         say_shapes(source, tally, console)
         weighed = locate("perturn.policy.reference:turn_weights")(

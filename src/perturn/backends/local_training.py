@@ -34,20 +34,20 @@ class LocalTraining:
     _lora: Lora | None
 
     def begin(
-        self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
+        self, start: str, texts: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
         """Load the policy; if training resumes its optimizer, load its adapters as trainable weights."""
         self._start = start
         own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
         self._further = resumes and own
-        self._again = partial(self._load, start, told, seed)
+        self._again = partial(self._load, start, texts, seed)
         return self._again()
 
-    def _load(self, start: str, told: Sequence[str], seed: int) -> tuple[Any, Any]:
+    def _load(self, start: str, texts: Sequence[str], seed: int) -> tuple[Any, Any]:
         load = partial(load_adapters, trainable=True) if self._further else load_model
         model, tokenizer = load(start, say=console.print), load_tokenizer(start)
-        if told:
-            learn(model, tokenizer, tuple(told), seed)
+        if texts:
+            learn(model, tokenizer, tuple(texts), seed)
         return model, tokenizer
 
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> TurnTrainer:

@@ -63,13 +63,13 @@ class Training(Protocol):
     """An open backend."""
 
     def begin(
-        self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
+        self, start: str, texts: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
         """Return the model with which a training starts, and its tokenizer.
 
         Args:
             start: Name or folder of the policy from which training starts.
-            told: Texts that the tokenizer must be able to read; a word tokenizer gets new tokens for them.
+            texts: Texts that the tokenizer must be able to read; a word tokenizer gets new tokens for them.
             seed: Seed of random choices.
             lora: Settings of the adapters to train; None: train all weights.
             resumes: Whether training continues the optimizer of this policy.

@@ -286,7 +286,7 @@ def replacement(tokenizer: Any) -> Template | None:
     known = [each for each in TEMPLATES.values() if _is_stock_of(tokenizer, own, each.text)]
     if not known:
         return None
-    ours = max(known, key=lambda each: _alike(tokenizer, own, each.text, _THOUGHTFUL))
+    ours = max(known, key=lambda each: _renders_equally(tokenizer, own, each.text, _THOUGHTFUL))
     talks = [talk for talk in _OF_AGENTS if _serves(tokenizer, ours.text, talk)]
     called = _write(tokenizer, ours.text, _CALLED, [_TOOL])
     serves = called in (None, _write(tokenizer, own, _CALLED, [_TOOL]))
@@ -305,10 +305,10 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
     )
     if old not in (plain, new) and None not in (old, new):
         return False
-    return any(_alike(tokenizer, own, ours, talk) for talk in _ANSWERED)
+    return any(_renders_equally(tokenizer, own, ours, talk) for talk in _ANSWERED)
 
 
-def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
+def _renders_equally(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
     """Return whether two templates render a conversation to equal texts, apart from empty thoughts."""
     old, new = (_write(tokenizer, each, talk) for each in (own, ours))
     return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)

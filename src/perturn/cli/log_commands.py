@@ -13,7 +13,7 @@ from perturn.cli._base import AsJson, command, results, say_json
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
 from perturn.errors import DataError, check_fit
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _decoder(model: str) -> Decode:
         try:
             return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
         except (OverflowError, TypeError, IndexError) as error:
-            raise DataError(f"{model} cannot decode the token ids: {told(error)}.") from error
+            raise DataError(f"{model} cannot decode the token ids: {error_text(error)}.") from error
 
     return decode
 

@@ -166,5 +166,5 @@ def list_table(
 def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
     """Return a few lines on a loss, a credit or a quantity."""
     lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
-    told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
-    return "\n".join([says, *told])
+    described = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
+    return "\n".join([says, *described])

@@ -19,7 +19,7 @@ from perturn.cluster.ray_connection import identity
 from perturn.config.sections import Section, Worlds
 from perturn.engines.engine_thread import Answered, EngineThread
 from perturn.envs.load_environment import environment_maker
-from perturn.envs.remote_worlds import PlainWorld, told
+from perturn.envs.remote_worlds import PlainWorld, error_reply
 from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
 from perturn.errors import EngineFailure
 from perturn.io.scratch import scratch_folder
@@ -87,7 +87,7 @@ def _reply(work: Callable[[], Any]) -> Reply:
     try:
         return {"value": work()}
     except BaseException as error:  # noqa: BLE001  an environment may raise anything, and may call sys.exit
-        return told(error)
+        return error_reply(error)
 
 
 Answer = Action | EngineFailure

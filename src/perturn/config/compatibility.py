@@ -128,7 +128,7 @@ def explorer_faults(recipe: Recipe) -> Iterator[str]:
     if traits.policy == "sft" and recipe.sft is None:
         yield "explore.policy is sft, and the recipe has no section sft; add one, or take explore.policy=base."
     if len({sense_in(explorer.needs), sense_in(rows.needs) if rows else None} - {None}) > 1:
-        yield "explore.distance and rows.distance must be alike: a run measures one sense alone."
+        yield "explore.distance and rows.distance must be equal: a run measures one sense alone."
 
 
 def row_faults(recipe: Recipe) -> Iterator[str]:
@@ -158,7 +158,7 @@ def row_faults(recipe: Recipe) -> Iterator[str]:
             "has rows that all have one weight, so credit weighs no turns; leave it out",
         ),
         (
-            traits.told and recipe.protocol and recipe.protocol.suffix,
+            traits.suffixes and recipe.protocol and recipe.protocol.suffix,
             "has a suffix of its own; leave protocol.suffix out",
         ),
         (

@@ -33,6 +33,16 @@ _ENTRIES = {"explore": EXPLORER, "rows": ROWS}
 """Sections of a recipe that are parsed into an entry of a table."""
 _CHECKS: dict[EntryOf, Callable[[Any], None]] = {EXPLORER: check_explorer, ROWS: check_row_maker}
 """Mark of such a section -> check of its entry."""
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+}
+"""First word of the kind of a pydantic error -> description of the expected value. Other errors describe it."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
@@ -213,7 +223,7 @@ def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any
             raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))
     else:
         remedy = f"Write {where}.name={section!s:.80}."
-        check_fit(section is None, where, "be a valid dictionary", section, remedy)
+        check_fit(section is None, where, "be a mapping", section, remedy)
 
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
@@ -249,7 +259,10 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
     try:
         found = _adapter(hint).validate_python(value)
     except ValidationError as error:
-        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        first = error.errors()[0]
+        expected = _EXPECTED.get(
+            first["type"].partition("_")[0], first["msg"].removeprefix("Input should be ")
+        )
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None

@@ -56,7 +56,7 @@ class RowTraits:
     training starts from the policy that explored."""
     names_policy: bool = False
     """Whether the trained policy is named after the row maker. If false, it is named after the loss."""
-    told: tuple[str, str] | None = None
+    suffixes: tuple[str, str] | None = None
     """Two texts for the prompt of a task. The first is added if its episode succeeded, otherwise the second.
     Evaluations add the first text."""
     needs_history: bool = False
@@ -87,7 +87,7 @@ class Limit:
     after the branching point, if there is one."""
     whole: Callable[[Trajectory], bool] = lambda episode: True
     """Function from an episode to whether the whole episode fits."""
-    alike: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
+    equal: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
     """Function from pairs to booleans: whether both sides of a pair have the same tokens within the limit [pairs]."""
 
 
@@ -99,7 +99,7 @@ class RowInputs:
     """Explored episodes of the iteration, sorted by task and sample."""
     experts: Sequence[Trajectory] = ()
     """Successful expert episodes."""
-    taught: Sequence[Trajectory] = ()
+    sft_episodes: Sequence[Trajectory] = ()
     """Successful expert episodes that SFT trains on, in the order of SFT."""
     branches: Sequence[Trajectory] = ()
     """Branched episodes."""

@@ -92,6 +92,11 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
     return f"{name}{mark(recipe, iteration)}"
 
 
+def is_of_run(recipe: Recipe, name: str) -> bool:
+    """Return whether a policy belongs to the run, by its name."""
+    return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
+
+
 def rows_name(recipe: Recipe) -> str:
     """Return the name of the row maker of a recipe that has one."""
     return name_of(table(ROWS.table), type(recipe.rows))
@@ -123,9 +128,9 @@ def own_files(recipe: Recipe) -> dict[str, str]:
 
 def suffix_of(recipe: Recipe, policy: str) -> str | None:
     """Return the prompt suffix that asks a policy for success; None if training added no such suffixes."""
-    told = recipe.rows.traits.told if recipe.rows else None
+    suffixes_of_rows = recipe.rows.traits.suffixes if recipe.rows else None
     aligned = {policy_of(recipe, number) for number in range(1, recipe.iterations + 1)}
-    return told[0] if told and policy in aligned else None
+    return suffixes_of_rows[0] if suffixes_of_rows and policy in aligned else None
 
 
 def reward_model_of(recipe: Recipe, iteration: int) -> str:
@@ -164,7 +169,7 @@ def keeps_adapters(recipe: Recipe, section: str) -> bool:
     embeddings.
     """
     settings = recipe.training(section)
-    learns_words = recipe.rows is not None and recipe.rows.traits.told is not None
+    learns_words = recipe.rows is not None and recipe.rows.traits.suffixes is not None
     in_loop = recipe.iterations > 1 and section not in ("base", "sft") and not learns_words
     return in_loop and settings is not None and settings.lora is not None
 

@@ -29,7 +29,7 @@ from perturn.data.run_paths import RunPaths, begun, is_data
 from perturn.errors import RunError, StorageError
 from perturn.free_memory import memory_in_use
 from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_whole, writing
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.io.read_input import user_path
 from perturn.table_index import table
 from perturn.train_processes import holds_run
@@ -118,7 +118,7 @@ class Run:
         files = self.manifest["files"].items()
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
 
-    def let_go(self, paths: Sequence[Path]) -> None:
+    def delete(self, paths: Sequence[Path]) -> None:
         """Delete files and folders of finished stages that are no longer needed. The stages stay done."""
         if not paths:
             return
@@ -135,13 +135,13 @@ class Run:
             else:
                 path.unlink()
 
-    def take_over(self, stage: str, theirs: Path, alike: Collection[str] = ()) -> bool:
+    def take_over(self, stage: str, theirs: Path, equal: Collection[str] = ()) -> bool:
         """Link the files of a stage that another run has finished, and copy the stage's record and seals.
 
         Args:
             stage: Name of the stage, which is not done in this run.
             theirs: Folder of the other run, whose stage makes the same files.
-            alike: Stages that this stage needs. Both runs must have finished them with equal files.
+            equal: Stages that this stage needs. Both runs must have finished them with equal files.
 
         Returns: Whether the files were linked: False if the other run has not finished the stage or has other inputs.
 
@@ -153,7 +153,7 @@ class Run:
         own = {file: one for file, one in seals.items() if one["stage"] == stage}
         if not note.get("done") or not own:
             return False
-        if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in alike):
+        if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in equal):
             return False
         reads = next(each for each in stages(self.recipe) if each.name == stage).reads
         if not same_inputs(self.manifest.get("inputs") or {}, other.get("inputs") or {}, reads):
@@ -214,7 +214,7 @@ class Run:
             yield counts
         except BaseException as failure:
             stopped = not isinstance(failure, Exception)  # Ctrl-C
-            error = "" if stopped else f"{type(failure).__name__}: {told(failure)}"
+            error = "" if stopped else f"{type(failure).__name__}: {error_text(failure)}"
             try:
                 end("stopped" if stopped else "failed", error)
             except StorageError as second:  # the first error matters more

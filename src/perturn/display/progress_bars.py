@@ -243,7 +243,7 @@ class Screen:
         self._console = console
         self._works: list[Work] = []
         self._overview: Overview | None = None
-        self._told = 0.0
+        self._printed = 0.0
 
     @contextmanager
     def showing(self, work: Work) -> Iterator[Work]:
@@ -252,7 +252,7 @@ class Screen:
             with self._within(work):
                 yield work
             return
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         with self._live() if self._console.is_interactive else self._lines(), self._within(work):
             yield work
 
@@ -288,7 +288,7 @@ class Screen:
                 self._say(work.line())
 
     def _say(self, line: str) -> None:
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -314,8 +314,8 @@ class Screen:
 
     def _tell(self, stop: threading.Event) -> None:
         """Print the progress whenever no line has been printed for `EVERY` seconds."""
-        while not stop.wait(max(0.05, self._told + EVERY - time.monotonic())):
-            if time.monotonic() - self._told < EVERY:
+        while not stop.wait(max(0.05, self._printed + EVERY - time.monotonic())):
+            if time.monotonic() - self._printed < EVERY:
                 continue
             overview = self._overview
             for work in self._works[-1:]:

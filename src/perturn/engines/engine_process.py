@@ -255,7 +255,7 @@ class _Served:
         self._work = EngineWork(engine, self._deliver)
         self._asked: dict[str, tuple[int, Prompt]] = {}
         self._turns: dict[str, tuple[Turn, ...]] = {}
-        self._told: set[int] = set()
+        self._sent: set[int] = set()
 
     def run(self) -> None:
         """Send the engine's name and abilities to the other end, then answer prompts.
@@ -299,6 +299,6 @@ class _Served:
                 answer = explained(answer)
             tokens = self._abilities.prompt_tokens.get(prompt.conversation, 0)
             answers.append((prompt.conversation, number, answer, tokens))
-        decode, new = self._abilities.decode, sampled - self._told
-        self._told |= new
+        decode, new = self._abilities.decode, sampled - self._sent
+        self._sent |= new
         self._pipe.send((answers, {each: decode([each]) for each in new} if decode else {}))

@@ -44,7 +44,7 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
     found = _Problems()
     made = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
     if made is _RAISED:
-        return found.told()
+        return found.texts()
     label = getattr(make, "__name__", type(made).__name__)
     found.say(lacking(made, label))
     environment = ScriptedUser(made if isinstance(made, OwnWorld) else OwnWorld(made, label))
@@ -61,7 +61,7 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
             if tasks and "expert" in abilities_of(environment):
                 _check_expert(found, environment, tasks)
     found.attempt("close()", environment.close, "make it release what it holds without raising")
-    return found.told()
+    return found.texts()
 
 
 class _Problems:
@@ -70,7 +70,7 @@ class _Problems:
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
 
-    def told(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Return one text for each group of similar problems."""
         groups = by_reason(self._found, str)
         return [

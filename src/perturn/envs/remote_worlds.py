@@ -176,13 +176,13 @@ def rules_of(environment: Any) -> Declared:
     return environment.declared() if isinstance(environment, RemoteWorld) else declared_rules(environment)
 
 
-def told(error: BaseException) -> dict[str, str]:
+def error_reply(error: BaseException) -> dict[str, str]:
     """Return an exception as a reply: its name in `RAISED`, and its message.
 
     For exceptions of other packages, the message includes the type and the line of code.
     """
     kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
-    text = plain_data.told(error)
+    text = plain_data.error_text(error)
     if kind is None:
         text = f"{type(error).__name__}: {text}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -199,7 +199,8 @@ def _misspelt(world: Any) -> list[str]:
     """Return an error text if the class has an attribute that looks misspelt, such as `experts`; else no text."""
     kind = type(world.played if isinstance(world, AwaitedWorld) else world)
     try:
-        check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
+        names = (*ABILITIES, *_ATTRIBUTES)
+        check_names(kind, kind="environment", known=names, traits=EnvironmentTraits, overrides=False)
     except ConfigError as error:
         return [str(error)]
     return []

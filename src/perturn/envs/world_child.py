@@ -7,7 +7,7 @@ import socket
 
 from perturn.envs.die_with_parent import die_with_parent
 from perturn.envs.load_environment import make_environment
-from perturn.envs.remote_worlds import PlainWorld, told
+from perturn.envs.remote_worlds import PlainWorld, error_reply
 from perturn.envs.world_pipe import HEAD
 
 
@@ -34,5 +34,5 @@ def _serve(pipe: socket.socket) -> None:
                 method, arguments = "facts", ()
             reply = json.dumps({"value": getattr(world, method)(*arguments)})
         except BaseException as error:  # noqa: BLE001  user code may raise anything, also SystemExit
-            reply = json.dumps(told(error))
+            reply = json.dumps(error_reply(error))
         pipe.sendall(HEAD.pack(len(reply)) + reply.encode())

@@ -19,7 +19,7 @@ from perturn.episodes.turn_budget import Allowance
 from perturn.episodes.user_turns import User
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
-from perturn.io.plain_data import fault, mended, told
+from perturn.io.plain_data import error_text, fault, mended
 from perturn.traits import traits_of
 from perturn.types import (
     Action,
@@ -158,7 +158,7 @@ def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
 
 def _failed(record: Trajectory, error: BaseException) -> Trajectory:
     """Return the record of an episode that an error ended."""
-    why = f"{type(error).__name__}: {told(error)}"
+    why = f"{type(error).__name__}: {error_text(error)}"
     if isinstance(error, ContextFull):
         why += (
             " No turn was played, since the first prompt alone fills the context: shorten the task's text, the system "

@@ -29,7 +29,7 @@ def with_suffix(text: str, suffix: str) -> str:
     return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
 
 
-def told(trajectory: Trajectory, suffix: str) -> Trajectory:
+def suffixed(trajectory: Trajectory, suffix: str) -> Trajectory:
     """Return an episode as if its protocol had the given suffix."""
 
     def ending(messages: tuple[Message, ...]) -> tuple[Message, ...]:

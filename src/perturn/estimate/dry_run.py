@@ -254,15 +254,15 @@ def _cost(
         return f"episodes of {recipe.explore.traits.source}", 1.0, found.memory_gb
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
-    candidates, taught = 1, False
+    candidates, has_head = 1, False
     if not explores and recipe.evaluate:
         episodes *= recipe.evaluate.samples * recipe.evaluate.candidates("episodes")
-        candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
+        candidates, has_head = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored episodes' if recipe.explore else 'episodes of another run'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if candidates > 1 else "")
-        + (f", chosen by a value head trained on {learned_from}" if taught else "")
+        + (f", chosen by a value head trained on {learned_from}" if has_head else "")
     )
     if stage.name == f"branch{stage.mark}":
         expected, policy = (
@@ -282,7 +282,7 @@ def _cost(
     alone, together = ceil(episodes / nodes), max(1, part.concurrency // nodes)
     seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, usable_cores())
-    if taught:
+    if has_head:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     if replicas_of(recipe):
         return work, seconds, found.memory_gb

@@ -65,11 +65,11 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
         recipe: Recipe of the run.
         shape: Sizes of the model.
     """
-    told = []
+    lines = []
     if (nodes := replicas_of(recipe)) > 1:
-        told.append(f"Prediction: {nodes} replicas play, each as fast as an engine on this machine.")
+        lines.append(f"Prediction: {nodes} replicas play, each as fast as an engine on this machine.")
     if recipe.launch.processes > 1:
-        told.append(
+        lines.append(
             f"Prediction: {recipe.launch.processes} processes share the passes of a training if each has a GPU, and "
             f"the cores of this machine if not; they start within {LAUNCH_SECONDS:.0f} s."
         )
@@ -77,9 +77,9 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
         rank = handed_rank(recipe)
         weights = 4 * (shape.adapters(rank) if rank else shape.parameters)
         most = "up to " * (rank > (recipe.align.lora.rank if recipe.align.lora else 0))  # ranks add up
-        told.append(
+        lines.append(
             f"Prediction: each iteration passes {most}{weights / 1e9:.2g} GB of {'adapters' if rank else 'weights'} to "
             f"the engine through a file. This takes {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time "
             "above."
         )
-    return told
+    return lines

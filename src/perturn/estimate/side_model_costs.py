@@ -24,18 +24,18 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
     scored = found.evaluate * sum(name.startswith("evaluate") for name in names)
     turns = found.policy_turns(learned=True)
     each, half = found.heard + found.said, (turns + 1) / 2
-    told = []
+    lines = []
     if (judge := recipe.judge) is not None:
         questions = (explored + scored * judge.evaluates) * judge.samples
         of_turns = judge.of == "turn"
         length = len(judge.rubric) / _CHARACTERS + found.prompt + (half if of_turns else turns) * each
         asked = questions * (turns if of_turns else 1)
-        told.append(_cost("judge", judge.engine, asked, length, judge.sampling.max_new_tokens))
+        lines.append(_cost("judge", judge.engine, asked, length, judge.sampling.max_new_tokens))
     if (user := recipe.user) is not None:
         asked = (explored + scored) * turns
         length = found.prompt + half * each
-        told.append(_cost("user", user.engine, asked, length, user.sampling.max_new_tokens))
-    return told
+        lines.append(_cost("user", user.engine, asked, length, user.sampling.max_new_tokens))
+    return lines
 
 
 def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> str:

@@ -75,7 +75,7 @@ class Brancher(Explorer):
         must = f"be < {turns - first}, the most turns of a branch, so that some are cut"
         fits = self.turns is None or self.turns < turns - first
         check_fit(fits, "explore.turns", must, self.turns, "Or leave it out.")
-        must = "be 1 at temperature 0, where all branches from a turn are alike"
+        must = "be 1 at temperature 0, where all branches from a turn are equal"
         fits, remedy = (
             self.branches == 1 or self.sampling.temperature > 0,
             "Or set explore.sampling.temperature.",

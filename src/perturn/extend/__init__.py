@@ -31,7 +31,7 @@ from perturn.data.tree import Node, grow, next_node
 from perturn.engines.local.settings import LocalSettings
 from perturn.engines.protocol import EngineSettings, Loaded, Serving, Tokens, Updatable
 from perturn.episodes.episode import Job
-from perturn.episodes.prompts import told
+from perturn.episodes.prompts import suffixed
 from perturn.episodes.seeds import make_jobs, seed_of
 from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.errors import (
@@ -64,7 +64,7 @@ from perturn.needs import (
     Values,
 )
 from perturn.remaining import Remaining, wrong_turns
-from perturn.rows.endings import Divided, ToldRows, divide, told_successes, weighted
+from perturn.rows.endings import Divided, SuffixRows, divide, suffixed_successes, weighted
 from perturn.rows.pairing import (
     IN_GROUP,
     OUTCOMES,
@@ -201,11 +201,11 @@ __all__ = [
     "Signals",
     "Status",
     "StreamingEngine",
+    "SuffixRows",
     "Table",
     "Targets",
     "Task",
     "Tokens",
-    "ToldRows",
     "Training",
     "Trajectory",
     "Turn",
@@ -253,8 +253,8 @@ __all__ = [
     "seed_of",
     "starting",
     "succeeded",
-    "told",
-    "told_successes",
+    "suffixed",
+    "suffixed_successes",
     "unfinished",
     "weighted",
     "wrong_turns",

@@ -7,7 +7,7 @@ from perturn.envs.abilities import abilities_of, ability, check_abilities, lacks
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.episodes.prompts import context_of
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
-from perturn.io.plain_data import told as error_text
+from perturn.io.plain_data import error_text
 from perturn.io.user_code import load_object
 from perturn.policy.logprobs import exact_length, hidden_states, logprobs_and_entropy, pack_by_pack
 from perturn.policy.packing import Batch

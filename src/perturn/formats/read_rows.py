@@ -16,7 +16,7 @@ from perturn.formats.column_names import LABELS
 from perturn.formats.json_stream import Record
 from perturn.formats.row_shapes import AS_CHAT
 from perturn.formats.row_sources import Location, Source, open_source
-from perturn.formats.trl_rows import ONLY_KTO, from_trl, label_of, told_unread
+from perturn.formats.trl_rows import ONLY_KTO, describe_unread, from_trl, label_of
 from perturn.io.read_input import user_path
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
@@ -227,7 +227,7 @@ def _strict(
         else:
             yield record, row
     refuse_rows(source, refused)
-    for said in told(tally):
+    for said in notes_on(tally):
         _say(source.name, said)
 
 
@@ -241,11 +241,11 @@ def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
         raise DataError(refusal(f"{source.name}:", found, source.unit))
 
 
-def told(tally: Tally) -> list[str]:
+def notes_on(tally: Tally) -> list[str]:
     """Return notes for the user on the formats that were guessed and the columns that were ignored."""
     found = [f"{rows} rows of {shape}" for shape, rows in tally.shapes.items() if AS_CHAT in shape]
     said = [f"{', '.join(found)}: plain text is read as a user message and an answer of the chat template"]
-    unread = told_unread(tally.unread)
+    unread = describe_unread(tally.unread)
     return [*(said if found else []), *([unread] if unread else [])]
 
 

@@ -84,14 +84,14 @@ def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str |
     if "conversations" in read:
         read["messages"] = read.pop("conversations")
         return f"conversations ({_SHAREGPT})" if _keys_of(read["messages"], "from") else "conversations"
-    told = listed(others.get("conversation"))
-    if not isinstance(told, list):
+    conversation_turns = listed(others.get("conversation"))
+    if not isinstance(conversation_turns, list):
         return None
     del others["conversation"]
-    if _keys_of(told, "human"):
-        read["messages"] = exchanges(told, f"{where}: conversation")
+    if _keys_of(conversation_turns, "human"):
+        read["messages"] = exchanges(conversation_turns, f"{where}: conversation")
         return "conversation of human and assistant, as in ms-swift"
-    read["messages"] = told
+    read["messages"] = conversation_turns
     return "conversation"
 
 
@@ -190,7 +190,7 @@ def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | N
     sides = texts & set(_SIDES)
     if len(sides) == 1:
         raise DataError(
-            f"{where}: one of chosen and rejected is text, and the other is not. Write both alike."
+            f"{where}: one of chosen and rejected is text, and the other is not. Write both in the same form."
         )
     if sides and not read.get("prompt"):
         prompt, read["chosen"], read["rejected"] = parted(read["chosen"], read["rejected"])

@@ -102,7 +102,7 @@ def label_of(row: Mapping[str, Any]) -> bool | None:
     return next((each for each in plain if isinstance(each, bool)), None)
 
 
-def told_unread(counts: Counter[str]) -> str:
+def describe_unread(counts: Counter[str]) -> str:
     """Return a description of the keys and messages that were ignored; empty if none were."""
     keys = [f"{key} ({rows} rows)" for key, rows in sorted(counts.items()) if key != TRAILING and rows]
     said = [f"keys that nothing reads: {', '.join(keys)}"] if keys else []

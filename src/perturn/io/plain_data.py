@@ -95,7 +95,7 @@ def mended(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an exception of other code, whose `__str__` may raise another exception."""
     try:
         text = mended(str(error))

@@ -160,7 +160,7 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
     remedy = "Measure a run with the rewards of its environment."
     check_fit(recipe.judge is None, "reward.judge", must, recipe.judge, remedy)
     temperature = explore.sampling.temperature
-    must = "be > 0, since all continuations are alike at 0"
+    must = "be > 0, since all continuations are equal at 0"
     check_fit(
         temperature, "explore.sampling.temperature", must, temperature, "Explore with 1.0, for example."
     )

@@ -10,17 +10,17 @@ from perturn.extend import (
     Need,
     RowInputs,
     RowTraits,
-    ToldRows,
+    SuffixRows,
     Trajectory,
     divide,
-    told,
-    told_successes,
+    suffixed,
+    suffixed_successes,
     weighted,
 )
 
 
 @dataclass(frozen=True)
-class CohRows(ToldRows):
+class CohRows(SuffixRows):
     """Successes, and failures followed by a success of their task; a text says whether each episode succeeds.
 
     A failure and the success after it form one conversation. The success is the expert's episode, or else the policy's
@@ -40,9 +40,9 @@ class CohRows(ToldRows):
     @property
     def traits(self) -> RowTraits:
         """Traits of the rows, including the texts that say whether an episode succeeds."""
-        told = self.success, self.failure
+        suffixes = self.success, self.failure
         return RowTraits(
-            "single", expert=True, starts_over=True, names_policy=True, told=told, needs_history=True
+            "single", expert=True, starts_over=True, names_policy=True, suffixes=suffixes, needs_history=True
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
@@ -51,10 +51,10 @@ class CohRows(ToldRows):
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")
         good = {one.task.id: one for one in reversed((*divided.experts, *divided.successes))}
-        rows = told_successes(divided, self.success)
+        rows = suffixed_successes(divided, self.success)
         for one in divided.failures:
-            after, alone = good.get(one.task.id), told(one, self.failure)
-            both = _chain(alone, told(after, self.success)) if after and after.is_linear else None
+            after, alone = good.get(one.task.id), suffixed(one, self.failure)
+            both = _chain(alone, suffixed(after, self.success)) if after and after.is_linear else None
             rows.append(weighted(both if both is not None and inputs.limit.whole(both) else alone))
         return Made(rows, divided.counts)
 

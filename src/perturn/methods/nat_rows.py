@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perturn.extend import Made, Need, RowInputs, RowTraits, ToldRows, divide, told, told_successes, weighted
+from perturn.extend import (
+    Made,
+    Need,
+    RowInputs,
+    RowTraits,
+    SuffixRows,
+    divide,
+    suffixed,
+    suffixed_successes,
+    weighted,
+)
 
 
 @dataclass(frozen=True)
-class NatRows(ToldRows):
+class NatRows(SuffixRows):
     """All episodes with weight 1, and with a text after the task that says whether the episode succeeds.
 
     Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large
@@ -25,7 +35,7 @@ class NatRows(ToldRows):
     def traits(self) -> RowTraits:
         """Traits of the rows, including the texts that say whether an episode succeeds."""
         return RowTraits(
-            "single", expert=True, starts_over=True, names_policy=True, told=(self.success, self.failure)
+            "single", expert=True, starts_over=True, names_policy=True, suffixes=(self.success, self.failure)
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
@@ -33,5 +43,5 @@ class NatRows(ToldRows):
         divided = divide(inputs, starts_over=True)
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")
-        bad = [weighted(told(one, self.failure)) for one in divided.failures]
-        return Made([*told_successes(divided, self.success), *bad], divided.counts)
+        bad = [weighted(suffixed(one, self.failure)) for one in divided.failures]
+        return Made([*suffixed_successes(divided, self.success), *bad], divided.counts)

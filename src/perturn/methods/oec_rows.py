@@ -76,7 +76,7 @@ class OecRows:
             return Made([], divided.counts, lacks)
         # The loss is on the end of an episode, so an episode whose end would be cut is left out.
         rows = [_row(one) for one in (*earlier, *mended) if inputs.limit.whole(one)]
-        return Made([*map(weighted, divided.taught), *rows], divided.counts)
+        return Made([*map(weighted, divided.sft_episodes), *rows], divided.counts)
 
 
 def _row(corrected: Trajectory) -> WeightedTrajectory:

@@ -8,10 +8,32 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from perturn.errors import ConfigError, check_fit, check_known, check_type
+from perturn.chat.model_names import is_local, load_config
+from perturn.config.recipe import Recipe
+from perturn.config.stages import is_of_run
+from perturn.errors import (
+    ConfigError,
+    ModelError,
+    check_fit,
+    check_known,
+    check_type,
+    closest,
+    required,
+    within,
+)
 from perturn.io.user_code import load_object
 from perturn.needs import Need, keyword, name_of
-from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
+from perturn.quantities.protocol import (
+    REWARD,
+    ROLES,
+    Computed,
+    DeclaredSource,
+    Ground,
+    Planned,
+    Quantity,
+    QuantityTraits,
+    Source,
+)
 from perturn.table import Table, check_names, making, missing_methods
 from perturn.types import Trajectory
 
@@ -32,6 +54,8 @@ QUANTITIES: Table[type[Quantity]] = Table(
 
 _NAMES = frozenset({"traits", "request", "policies", "check", "compute", "exact"})
 """Names of the public attributes that a quantity may have."""
+_NEAR = 0.7
+"""Minimum similarity of a policy's name that counts as a misspelt role, in [0, 1]."""
 
 
 def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
@@ -60,23 +84,59 @@ def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:
         reader: Part that needs the quantity, for error messages.
 
     Raises:
-        ConfigError: If the quantity does not exist, or if the need is a name and the quantity has a setting without a
-            default.
+        ConfigError: If the quantity does not exist, if it declares passes and no policies, or if the need is a name and
+            the quantity has a setting without a default.
     """
     name = name_of(need)
     kind = kind_of(name, reader)
     with making(kind, f"{reader} needs {name!r}: "):
         quantity = kind()
-    if isinstance(need, Need):
-        return quantity, need
+    request = need if isinstance(need, Need) else _default_request(quantity, name, reader)
+    policies = quantity.policies(request)
+    remedy = 'Write policies=frozenset({"acted"}) in its QuantityTraits, or another role.'
+    must = "declare policies, since it declares passes"
+    check_fit(policies or not quantity.traits.passes, f"quantity {name!r}", must, policies, remedy)
+    return quantity, request
+
+
+def _default_request(quantity: Quantity, name: str, reader: str) -> Need:
+    """Return the request of a quantity with default settings."""
     try:
-        return quantity, quantity.request()
+        return quantity.request()
     except TypeError as error:
         asked = quantity.request.__name__
         raise ConfigError(
             f"{reader} needs {name!r} by its name alone, and {asked} has settings without a default; write "
             f"{asked}(...) in needs."
         ) from error
+
+
+def check_needs(needs: Collection[str | Need], planned: Planned) -> None:
+    """Reject a run in which a needed quantity cannot be computed, before the run starts.
+
+    Raises:
+        PerturnError: If a quantity does not exist, rejects the run, or reads an unknown policy.
+    """
+    for name, (quantity, request) in wanted(needs, planned.reader).items():
+        quantity.check(request, planned)
+        for policy in sorted(quantity.policies(request)):
+            _check_policy(policy, f"{planned.reader} needs {name!r}, which reads", planned.recipe)
+
+
+def _check_policy(policy: str, says: str, recipe: Recipe) -> None:
+    """Reject a policy that is no role, no policy of the run and no model."""
+    if policy == REWARD:
+        required(recipe.reward_model, "reward.model", f"{says} it", "add it, such as reward: {model: {}}")
+    if policy in ROLES or is_of_run(recipe, policy):
+        return
+    if "/" not in policy and not is_local(policy) and closest(policy, ROLES, _NEAR) is not None:
+        remedy = "It may also be a policy of the run, a local folder or a Hub id."
+        check_known(policy, ROLES, f"{says} the unknown policy {policy!r}", remedy)  # without asking the Hub
+    with within(
+        f"{says} policy {policy!r}, which is no policy of the run and none of {', '.join(ROLES)}: ",
+        ModelError,
+    ):
+        load_config(policy)
 
 
 def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[str, tuple[Quantity, Need]]:
@@ -109,7 +169,8 @@ def compute(
     """
     found = {}
     for name, (quantity, request) in wanted(needs, reader).items():
-        computed = quantity.compute(request, episodes, source)
+        declared = DeclaredSource(source, name, quantity.policies(request))
+        computed = quantity.compute(request, episodes, cast(Source, declared))
         check_type(f"what quantity {name!r} computes", computed, Computed, "a Computed, with its entries")
         must = f"be one for each of the {len(episodes)} episodes"
         count = len(computed.entries)

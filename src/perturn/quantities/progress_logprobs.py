@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perturn.config.recipe import Recipe
-from perturn.config.stages import policy_of, reward_model_of, stages
+from perturn.config.stages import is_of_run, policy_of, reward_model_of
 from perturn.errors import ConfigError, check_fit, required
 from perturn.needs import Need, Progress
 from perturn.policy.models import empty_model
@@ -42,11 +42,6 @@ def progress_policy(request: Progress, recipe: Recipe, iteration: int) -> str:
     if request.checkpoint is not None:
         return request.checkpoint
     return reward_model_of(recipe, iteration) if request.reward_model else policy_of(recipe, iteration - 1)
-
-
-def is_of_run(recipe: Recipe, name: str) -> bool:
-    """Return whether a policy belongs to the run, by its name."""
-    return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
 
 
 class ProgressLogprobs(Quantity):

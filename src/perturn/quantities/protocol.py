@@ -32,6 +32,7 @@ START = "start"
 """Role of the policy that the loop started with, which is the same in all iterations."""
 REWARD = "reward"
 """Role of the reward model that the run trains in each iteration."""
+ROLES = (ACTED, EXPLORER, REFERENCE, START, REWARD)
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,37 @@ class Source:
         return ConfigError(
             f"this quantity reads {what}, which only a run has; give `perturn credit RUN credit.name=...`."
         )
+
+
+class DeclaredSource:
+    """Source for one quantity: the source of the run, restricted to the policies that the quantity declares."""
+
+    def __init__(self, source: Source, name: str, policies: frozenset[str]) -> None:
+        """Restrict a source.
+
+        Args:
+            source: Inputs of all quantities.
+            name: Name of the quantity, for the error message.
+            policies: Roles or names of the policies that the quantity declares.
+        """
+        self._source, self._name, self._policies = source, name, policies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def policy(self, role: str) -> Reader:
+        """Load a policy, given its role or its name.
+
+        Raises:
+            ConfigError: If the quantity does not declare the policy.
+        """
+        if role not in self._policies and role not in map(self._source.policy_name, self._policies):
+            declared = ", ".join(f'"{each}"' for each in sorted({*self._policies, role}))
+            raise ConfigError(
+                f"quantity {self._name!r} reads policy {role!r}, and does not declare it; write "
+                f"policies=frozenset({{{declared}}}) in its QuantityTraits."
+            )
+        return self._source.policy(role)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from perturn.config.row_maker_settings import RowInputs
 from perturn.data.iteration_numbers import FATES
 from perturn.data.origins import actions_of
-from perturn.episodes.prompts import told
+from perturn.episodes.prompts import suffixed
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
 SUCCESS, FAILURE = "What follows solves the task.", "What follows does not solve the task."
@@ -20,7 +20,7 @@ SUCCESS, FAILURE = "What follows solves the task.", "What follows does not solve
 class Divided:
     """Trajectories divided into successes and failures, and by the policy that acted."""
 
-    taught: Sequence[Trajectory]
+    sft_episodes: Sequence[Trajectory]
     """Successes of an expert on which SFT trains."""
     experts: Sequence[Trajectory]
     """Successes of an expert on explored tasks; SFT may train on some of them too."""
@@ -29,8 +29,8 @@ class Divided:
     failures: Sequence[Trajectory]
     """Unsuccessful episodes of the policy, without episodes that FAILED."""
     counts: Counter[str]
-    """Number of trajectories in `taught` and in `experts` (key `expert`), and number of explored trajectories for each
-    outcome of `FATES`."""
+    """Number of trajectories in `sft_episodes` (key `taught`) and in `experts` (key `expert`), and number of explored
+    trajectories for each outcome of `FATES`."""
 
 
 def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
@@ -44,9 +44,11 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
         starts_over: Expert's episodes that the rows contain. True: the episodes on which SFT trains. False: the
             episodes on explored tasks.
     """
-    taught, experts = ([one for one in those if one.turns] for those in (inputs.taught, inputs.experts))
+    trained, experts = (
+        [one for one in those if one.turns] for those in (inputs.sft_episodes, inputs.experts)
+    )
     known: dict[str, list[object]] = {}
-    for one in taught if starts_over else experts:
+    for one in trained if starts_over else experts:
         known.setdefault(one.task.id, []).append(actions_of(one))
     found: dict[str, list[Trajectory]] = {fate: [] for fate in FATES}
     for one in inputs.explored:
@@ -54,8 +56,8 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
     tasks = {one.task.id for one in inputs.explored}
     shown = [one for one in experts if one.task.id in tasks]
     fates = {fate: len(those) for fate, those in found.items()}
-    counts = Counter({"taught": len(taught), "expert": len(shown), **fates})
-    return Divided(taught, shown, found["success"], found["failure"], counts)
+    counts = Counter({"taught": len(trained), "expert": len(shown), **fates})
+    return Divided(trained, shown, found["success"], found["failure"], counts)
 
 
 def _fate(trajectory: Trajectory, known: list[object]) -> str:
@@ -77,7 +79,7 @@ def weighted(trajectory: Trajectory, weight: float = 1.0) -> WeightedTrajectory:
 
 
 @dataclass(frozen=True)
-class ToldRows:
+class SuffixRows:
     """Settings of row makers whose prompts say whether an episode succeeds."""
 
     success: str = SUCCESS
@@ -92,6 +94,6 @@ class ToldRows:
             raise ValueError(f"success and failure must be two texts, got {texts}.")
 
 
-def told_successes(divided: Divided, success: str) -> list[WeightedTrajectory]:
+def suffixed_successes(divided: Divided, success: str) -> list[WeightedTrajectory]:
     """Return rows of the expert's episodes in SFT and of the policy's successes, with the text `success` added."""
-    return [weighted(told(one, success)) for one in (*divided.taught, *divided.successes)]
+    return [weighted(suffixed(one, success)) for one in (*divided.sft_episodes, *divided.successes)]

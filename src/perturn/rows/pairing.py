@@ -51,7 +51,7 @@ def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
         each: Number that one pair adds to the count `kept`.
     """
     pairs, counts = found
-    alike = inputs.limit.alike(pairs)
+    alike = inputs.limit.equal(pairs)
     lost = [pair.rejected for pair, is_alike in zip(pairs, alike, strict=True) if is_alike]
     if lost:
         counts["kept"] -= each * len(lost)

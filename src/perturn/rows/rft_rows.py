@@ -27,4 +27,4 @@ class RftRows:
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the expert's episodes, followed by the policy's successes."""
         divided = divide(inputs, starts_over=True)
-        return Made([weighted(one) for one in (*divided.taught, *divided.successes)], divided.counts)
+        return Made([weighted(one) for one in (*divided.sft_episodes, *divided.successes)], divided.counts)

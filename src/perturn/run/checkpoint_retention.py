@@ -18,7 +18,7 @@ def keeps_average(recipe: Recipe) -> bool:
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
 
 
-def let_go(run: Run, stage: Stage) -> None:
+def delete_unneeded(run: Run, stage: Stage) -> None:
     """Delete the policies, averages, optimizers and learned quantities of earlier iterations that nothing needs.
 
     The newest policy, the newest reward model and all evaluated policies are kept.
@@ -33,4 +33,4 @@ def let_go(run: Run, stage: Stage) -> None:
         files += run.paths.all_carried(mark(recipe, iteration))
         if keeps_average(recipe):
             files.append(run.paths.checkpoint(average_of(recipe, iteration)))
-    run.let_go([file for file in files if file.exists()])
+    run.delete([file for file in files if file.exists()])

@@ -29,7 +29,7 @@ from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
 from perturn.run.ahead import look_ahead
-from perturn.run.checkpoint_retention import let_go
+from perturn.run.checkpoint_retention import delete_unneeded
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
@@ -221,8 +221,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         refuse_seen(recipe, panels)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, panels)
-        if recipe.rows is not None and recipe.rows.needs:
-            locate("perturn.run.stages.credit_checks:check_rows")(recipe, env, panels)
+        if any(part.needs for part in (recipe.explore, recipe.rows) if part is not None):
+            locate("perturn.run.stages.credit_checks:check_sections")(recipe, env, panels)
         if recipe.explore is not None:
             check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
@@ -286,7 +286,7 @@ def run_stages(
         if command in (None, stage.command) and (names is None or stage.name in names):
             planned.append(stage)
     if trained is not None:  # a killed process may have left earlier policies
-        let_go(run, trained)
+        delete_unneeded(run, trained)
     run.planned = [stage.name for stage in planned]
     iterations = Iterations(run, planned) if shows_iterations(run, planned) else None
     waiting = []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from shlex import quote
 
 from perturn.config.recipe import Recipe
-from perturn.config.sections import Tasks
+from perturn.config.sections import Section, Tasks
 from perturn.envs.load_environment import environment_maker
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import play
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import EngineFailure, check_known
+from perturn.errors import ConfigError, EngineFailure, listed
 from perturn.faults import closing_world
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.task_lists import choose_tasks
@@ -77,7 +79,8 @@ def play_by_hand(
     assert recipe.evaluate is not None
     make, protocol = environment_maker(recipe.environment), make_protocol(recipe.protocol)
     with closing_world(make()) as env:
-        posed = _find(choose_tasks(env, recipe.evaluate.tasks if task is None else _all(recipe)), task)
+        tasks = choose_tasks(env, recipe.evaluate.tasks if task is None else _all(recipe))
+        posed = _find(tasks, task, recipe.environment)
     jobs = make_jobs([posed], recipe.seed)
     person = Person(protocol, ask, show)
     try:
@@ -92,10 +95,24 @@ def _all(recipe: Recipe) -> Tasks:
     return Tasks(recipe.evaluate.tasks.split)
 
 
-def _find(tasks: Sequence[Task], wanted: str | None) -> Task:
-    """Return the task with the wanted id; the first task if `wanted` is None."""
+def _find(tasks: Sequence[Task], wanted: str | None, environment: Section) -> Task:
+    """Return the task with the wanted id; the first task if `wanted` is None.
+
+    Raises:
+        ConfigError: If there is no such task; names the three nearest ids, and a command that prints all ids.
+    """
     found = {task.id: task for task in tasks}
     if wanted is None:
         return tasks[0]
-    check_known(wanted, found, f"no task {wanted!r} in split {tasks[0].split!r}")
+    if wanted not in found:
+        split = tasks[0].split
+        near = listed([repr(each) for each in get_close_matches(wanted, found, n=3, cutoff=0.0)])
+        code = (
+            "from perturn.envs.load_environment import make_environment as make; "
+            f"print(*[task.id for task in make({dict(environment)!r}).tasks({split!r})], sep=chr(10))"
+        )
+        raise ConfigError(
+            f"no task {wanted!r} in split {split!r}. The nearest of {len(found)} ids: {near}. To list all: "
+            f"python -c {quote(code)}"
+        )
     return found[wanted]

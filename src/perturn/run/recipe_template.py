@@ -222,7 +222,7 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     half = min(count(env, "train") // 2, _MOST_TASKS)
     split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
     evaluated = min(count(env, split), _MOST_TASKS)
-    must = "have 2 tasks or more, so that one can be taught and another explored"
+    must = "have 2 tasks or more, so that one can be trained on and another explored"
     there, remedy = _number(env, "train"), "Let tasks('train') list more."
     check_fit(half, f"split 'train' of environment {env.name!r}", must, there, remedy)
     return (

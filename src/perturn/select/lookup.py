@@ -14,13 +14,14 @@ from perturn.io.user_code import load_object
 from perturn.select import SELECTORS
 from perturn.select.protocol import (
     ActionScorer,
+    Among,
     EpisodeScorer,
     Selector,
     SelectorInputs,
     SelectorNeed,
     SelectorTraits,
 )
-from perturn.table import check_members, guarded
+from perturn.table import check_members, check_names, guarded
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))
@@ -36,6 +37,7 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
     name = str(section["name"])
     if ":" not in name:
         selector: Selector = build(SELECTORS, section, SELECT, _SHARED)
+        _check_kept(selector, name)
         return selector
     found = load_object(name)
     fits = callable(found) and not (isinstance(found, type) and _traits(found) is None)
@@ -49,11 +51,14 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
 
 
 def _check_kept(selector: Any, name: str) -> None:
-    """Reject a class that lacks a method for its kinds of candidates, or declares an unknown need.
+    """Reject a class that misspells a name, lacks a method for its kinds of candidates, or declares an unknown need.
 
     Raises:
         ConfigError: If the class is rejected; the message names the first mistake.
     """
+    known = ("traits", *(f"among_{among}" for among in get_args(Among)))
+    check_names(type(selector), kind="selector", known=known, traits=SelectorTraits)
+    check_members(selector, ("traits",), "selector", "perturn.select.Selector")
     traits: SelectorTraits = selector.traits
     methods = [f"among_{among}" for among in traits.among]
     check_members(selector, methods, "selector", "perturn.select.SelectorTraits.among")

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perturn.errors import StorageError
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.serve.agent_session import Session
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.protocols.chat import Chat
@@ -117,7 +117,7 @@ def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
 def _unexpected(error: Exception) -> Refusal:
     """Log an unexpected error, and return it as a rejection with HTTP status 500."""
     _logger.exception("a request failed", exc_info=error)
-    return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
+    return Refusal(500, f"the endpoint failed: {error_text(error)}", "internal_error")
 
 
 async def _converse(

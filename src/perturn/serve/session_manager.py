@@ -20,7 +20,7 @@ from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.prefix_matching import Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError, StorageError
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
@@ -322,7 +322,7 @@ class SessionManager:
         except Closed:
             return self._trajectory(session, False, LOST)
         except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
-            said = error.message if isinstance(error, Refusal) else told(error)
+            said = error.message if isinstance(error, Refusal) else error_text(error)
             return self._trajectory(
                 session, False, f"{type(error).__name__}: the reward function failed: {said}"
             )

@@ -31,7 +31,7 @@ class Source:
     """A run with the same stage."""
 
     folder: Path
-    alike: tuple[str, ...]
+    equal: tuple[str, ...]
     """Stages needed by the shared stage that are the same in both runs."""
 
 
@@ -132,10 +132,10 @@ class Sharing:
             others = [
                 folder for folder in self._makers.get(own.get(stage.name, ""), ()) if folder != cell.folder
             ]
-            found[stage.name] = [Source(folder, self._alike(own, folder, stage)) for folder in others]
+            found[stage.name] = [Source(folder, self._equal(own, folder, stage)) for folder in others]
         return found
 
-    def _alike(self, own: Mapping[str, str], folder: Path, stage: Stage) -> tuple[str, ...]:
+    def _equal(self, own: Mapping[str, str], folder: Path, stage: Stage) -> tuple[str, ...]:
         theirs = self._identities[folder]
         return tuple(need for need in stage.needs if need in own and own[need] == theirs.get(need))
 
@@ -155,7 +155,7 @@ def held_stages(folder: Path) -> set[str]:
 
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:
     """Copy a stage from the first run that has finished it. Return whether such a run was found."""
-    return any(run.take_over(stage.name, each.folder, each.alike) for each in sources.get(stage.name, ()))
+    return any(run.take_over(stage.name, each.folder, each.equal) for each in sources.get(stage.name, ()))
 
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perturn.chat.tokens import Encoded, Renderer
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
-from perturn.formats.read_rows import Row, Tally, open_rows, own_row, told
+from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row
 from perturn.formats.row_sources import Location
 from perturn.losses import TurnLogprobs
 from perturn.losses.protocol import MismatchedLoss
@@ -78,7 +78,7 @@ def take_rows(
     if not encoded:
         raise DataError(f"the {name} dataset is empty; give at least one row.")
     check_lengths(encoded, context, names)
-    for said in told(tally):
+    for said in notes_on(tally):
         _logger.warning("%s: %s", name, said)
     warn_of_changes(name, encoded, max_length)
     return encoded, taken

@@ -76,7 +76,7 @@ def _falling(vitals: Vitals) -> Iterator[str]:
 def _entropy(vitals: Vitals) -> Iterator[str]:
     for name, values in vitals.surprise.items():
         if len(values) >= EPISODES and fmean(values[-EPISODES:]) < 0.02:
-            yield f"{name}: {fmean(values[-EPISODES:]):.3f} nats a token; samples of a task will be alike."
+            yield f"{name}: {fmean(values[-EPISODES:]):.3f} nats a token; samples of a task will be nearly equal."
         elif len(values) >= 2 * EPISODES and fmean(values[-EPISODES:]) < fmean(values[:EPISODES]) / 5:
             yield f"{name}: from {fmean(values[:EPISODES]):.3f} to {fmean(values[-EPISODES:]):.3f} nats a token."
 

@@ -54,7 +54,7 @@ class ServiceTraining:
         check_fit(most is None or convention.clips, f"{name}.max_grad_norm", "be null", most, remedy)
 
     def begin(
-        self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
+        self, start: str, texts: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[RemotePolicy, Any]:
         """Open the policy at the service; a base model gets new adapters, which have no effect yet."""
         assert lora is not None

@@ -113,9 +113,9 @@ class Judge:
     def _digest(self, prompt: Prompt) -> str:
         """Return a digest of all that an answer depends on."""
         sampling = self.sampling
-        told = [each["content"] for each in (*prompt.messages, *prompt.observation)]
+        contents = [each["content"] for each in (*prompt.messages, *prompt.observation)]
         decoding = [sampling.temperature, sampling.top_p, sampling.max_new_tokens]
-        text = json.dumps([self.engine.name, decoding, prompt.seed, told])
+        text = json.dumps([self.engine.name, decoding, prompt.seed, contents])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _unread(self, said: str) -> str:

@@ -36,8 +36,8 @@ def questions(
         scale: Lowest and highest rating.
         of: Whether to rate the whole episode or each turn.
     """
-    told = {key: value for key, value in episode.task.data.items() if isinstance(value, str)}
-    rules = fill(rubric, told)
+    fields = {key: value for key, value in episode.task.data.items() if isinstance(value, str)}
+    rules = fill(rubric, fields)
     if of == "episode":
         return [question(lines(episode.messages), rules, scale, of, _name(episode, of))]
     found, before = [], list(episode.prompt)

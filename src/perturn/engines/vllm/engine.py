@@ -51,6 +51,17 @@ _MOMENT = 0.005
 class VllmEngine:
     """Answers prompts with vLLM. Unless the engine is closed, vLLM's processes run until this process ends."""
 
+    abilities: EngineAbilities
+    """Abilities of the engine; `prompt_tokens` holds each conversation's prompt length in tokens."""
+    reused_tokens: int = 0
+    """Number of prompt tokens found in the prefix cache, summed over all answered prompts."""
+    version: int | None = None
+    """Version of the weights, recorded for each sampled token in `Action.versions`; None: not recorded."""
+    _asleep: tuple[str, ...] = ()
+    """Parts of vLLM whose device memory is freed."""
+    _older: dict[str, int | None]
+    """Versions of earlier weights that unfinished answers may contain, by the policy's name."""
+
     def __init__(
         self,
         model: str,
@@ -81,20 +92,12 @@ class VllmEngine:
             PerturnError: If vLLM is missing, cannot start or be reached, or has a context longer than `steady`.
         """
         self.name = name
-        self.reused_tokens = 0
-        """Number of prompt tokens found in the prefix cache, summed over all answered prompts."""
         self._prompt_tokens: dict[str, int] = {}
         self.abilities = EngineAbilities(
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
-        """Abilities of the engine; `prompt_tokens` holds each conversation's prompt length in tokens."""
         self._tokens, self._sleeps = tokens, settings.sleep
-        self._asleep: tuple[str, ...] = ()
-        """Parts of vLLM whose device memory is freed."""
-        self.version: int | None = None
-        """Version of the weights, recorded for each sampled token in `Action.versions`; None: not recorded."""
-        self._older: dict[str, int | None] = {}
-        """Versions of earlier weights that unfinished answers may contain, by the policy's name."""
+        self._older = {}
         self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}

@@ -28,7 +28,7 @@ from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fit, required
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.io.user_code import load_object, module_files
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
@@ -179,7 +179,7 @@ class Agent:
             _end(process, line)
             raise
         except BaseException as error:  # noqa: BLE001  user code may raise anything; the episode is then FAILED
-            outcome = {"error": f"{type(error).__name__}: {told(error)}"}
+            outcome = {"error": f"{type(error).__name__}: {error_text(error)}"}
         recorded = _end(process, line, **outcome)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
@@ -253,6 +253,6 @@ def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")
     if system_prompt(protocol) or protocol.history is not None or protocol.suffix or protocol.turns:
         raise RunError(
-            f"protocol {protocol.name!r} says what a policy is told, and an agent writes its own prompts; take "
+            f"protocol {protocol.name!r} sets the prompts of the policy, and an agent writes its own prompts; take "
             "protocol.name=agent, and let the program say it."
         )

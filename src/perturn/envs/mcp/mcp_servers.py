@@ -86,7 +86,7 @@ class McpServers:
         self._call_seconds = call_seconds
         self._sessions: dict[str, Any] = {}
         self._processes: list[asyncio.subprocess.Process] = []
-        self._told: list[Callable[[], str]] = []
+        self._error_ends: list[Callable[[], str]] = []
         self.tools: list[dict[str, Any]] = []
         """Schemas of all tools, in the form that chat templates expect."""
         self._loop = EventLoop("perturn-mcp")
@@ -161,9 +161,9 @@ class McpServers:
         except (ConfigError, asyncio.CancelledError):
             raise
         except Exception as error:  # a server may send anything
-            told = self._told[number]()
+            quoted = self._error_ends[number]()
             raise EnvironmentFailure(
-                f"MCP server {words!r:.80} did not start: {type(error).__name__}: {error}{told}"
+                f"MCP server {words!r:.80} did not start: {type(error).__name__}: {error}{quoted}"
             ) from error
 
     def _offer(self, tool: Any, session: Any, words: str) -> None:
@@ -179,7 +179,7 @@ class McpServers:
         process = await _start_process(server)
         self._processes.append(process)
         pipes = _Pipes(process)
-        self._told.append(pipes.told)
+        self._error_ends.append(pipes.error_end)
         tasks = [asyncio.create_task(work()) for work in (pipes.listen, pipes.speak, pipes.overhear)]
         try:
             yield pipes.heard_out, pipes.said_in
@@ -211,9 +211,9 @@ class McpServers:
                 async with asyncio.timeout(_DEATH_S):
                     await process.wait()
             if process.returncode is not None:
-                told = self._told[number]()
+                quoted = self._error_ends[number]()
                 raise WorldLost(
-                    f"an MCP server died in a call of {name!r} with exit code {process.returncode}{told}"
+                    f"an MCP server died in a call of {name!r} with exit code {process.returncode}{quoted}"
                 )
 
     async def _end(self, over: asyncio.Event) -> None:
@@ -258,7 +258,7 @@ class _Pipes:
         while some := await self._process.stderr.read(4096):
             self._words = (self._words + some.decode(errors="replace"))[-_WORDS:]
 
-    def told(self) -> str:
+    def error_end(self) -> str:
         """Return the end of an error message, which quotes the end of the process's error stream."""
         return f"; it wrote: {self._words.strip()}" if self._words.strip() else "."
 

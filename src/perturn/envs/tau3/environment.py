@@ -126,7 +126,7 @@ class Tau3:
         self._row = row = self._find(task)
         self._tools = self._domain.open()
         self._methods = methods_of(self._tools)
-        self._errors, self._told, self._changes = 0, list[str](), list[ToolCall]()
+        self._errors, self._to_user, self._changes = 0, list[str](), list[ToolCall]()
         self._said = list[Message]()
         scenario = _scenario(row)
         opening = row["user_scenario"]["instructions"]
@@ -146,7 +146,7 @@ class Tau3:
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return Observation(_NO_ACTION, valid=False, state_key=self._key())
-        self._told.append(said.text)
+        self._to_user.append(said.text)
         calls = [{"name": each.name, "arguments": dict(each.arguments)} for each in said.calls]
         self._said.append({"role": "assistant", "content": said.text, "tool_calls": calls})
         if not said.calls:
@@ -159,13 +159,13 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold actions, one per turn, and a final message with all texts that the user must be told."""
+        """Return the gold actions, one per turn, and a final message with all texts that the user must get."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()
         ]
-        told = " ".join(["That is done.", *(criteria.get("communicate_info") or ())])
-        return [write_action(each) for each in (*calls, ToolAction(told))]
+        communicated = " ".join(["That is done.", *(criteria.get("communicate_info") or ())])
+        return [write_action(each) for each in (*calls, ToolAction(communicated))]
 
     def close(self) -> None:
         """Release the database."""
@@ -206,7 +206,9 @@ class Tau3:
     def _end(self, row: Row) -> Observation:
         """End the episode, check all components of the reward, and return the last observation."""
         self._row, criteria = None, row["evaluation_criteria"]
-        met = "COMMUNICATE" not in _basis(row) or _is_told(criteria.get("communicate_info") or (), self._told)
+        met = "COMMUNICATE" not in _basis(row) or _is_sent(
+            criteria.get("communicate_info") or (), self._to_user
+        )
         met = met and ("DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools))
         if met and self._judge is not None and (assertions := _assertions(row)):
             met = self._judge.holds(row["id"], self._said, assertions)
@@ -250,9 +252,9 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
+def _is_sent(wanted: Sequence[str], texts: Sequence[str]) -> bool:
     """Return whether each wanted text is in some message, ignoring case and the commas of messages."""
-    plain = [text.lower().replace(",", "") for text in told]
+    plain = [text.lower().replace(",", "") for text in texts]
     return all(any(each.lower() in text for text in plain) for each in wanted)
 
 

@@ -133,15 +133,15 @@ def _guarded(source: _Source) -> Iterator[Entry]:
 
 def _span(source: _Source) -> Iterator[Entry]:
     attributes = source.attributes
-    told = [
+    log_events = [
         _attributes(each.get("attributes")) | {"event.name": str(each.get("name"))}
         for each in objects(source.held.get("events"))
     ]
-    for each in (one for one in told if one["event.name"] == _RESULT):
+    for each in (one for one in log_events if one["event.name"] == _RESULT):
         yield from _result(each, source.held)
-    details: dict[str, Any] = next((one for one in told if one["event.name"] == _DETAILS), {})
+    details: dict[str, Any] = next((one for one in log_events if one["event.name"] == _DETAILS), {})
     collected = _Events(source.where)
-    choices = [said for one in told if (said := _collect(one, one, collected)) is not None]
+    choices = [said for one in log_events if (said := _collect(one, one, collected)) is not None]
     found = content_of(attributes | details, source.where) or Content(collected.messages, choices)
     if not found.asked and not found.answers:
         is_call = attributes.get("gen_ai.operation.name") in _OPERATIONS

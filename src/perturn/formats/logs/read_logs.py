@@ -65,7 +65,7 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
     source = open_source(file)
     records = (each for record in source.read() for each in _without_envelope(record))
     first = list(islice(records, _LOOKED_AT))
-    chosen = FORMATS[format_name or _told(first, source.name)]
+    chosen = FORMATS[format_name or _recognized(first, source.name)]
     yield from chosen.read(chain(first, records), fields or Fields())
 
 
@@ -81,10 +81,10 @@ def format_of(file: Location, format_name: str | None = None) -> str:
         return format_name
     source = open_source(file)
     records = (each for record in source.read() for each in _without_envelope(record))
-    return _told(list(islice(records, _LOOKED_AT)), source.name)
+    return _recognized(list(islice(records, _LOOKED_AT)), source.name)
 
 
-def _told(records: list[Record], name: str) -> str:
+def _recognized(records: list[Record], name: str) -> str:
     """Return the name of the format that the first recognised record has."""
     readable = [(one.where, one.value) for one in records if not isinstance(one.value, DataError)]
     for _, value in readable:

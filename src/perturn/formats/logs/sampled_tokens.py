@@ -24,18 +24,18 @@ def with_choice_tokens(action: Action, choice: Mapping[str, Any], where: str) ->
         DataError: If the number of log-probabilities differs from the number of ids.
     """
     content = mapping(choice.get("logprobs")).get("content")
-    told = [mapping(each) for each in content] if isinstance(content, list) else []
+    entries = [mapping(each) for each in content] if isinstance(content, list) else []
     ids = choice.get("token_ids")
     if not ids:
-        named = [_NUMBERED.fullmatch(str(each.get("token"))) for each in told]
+        named = [_NUMBERED.fullmatch(str(each.get("token"))) for each in entries]
         ids = [int(found[1]) for found in named if found]
         if not ids or len(ids) != len(named):
             return action
     if not isinstance(ids, list) or any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
         raise DataError(f"{where}: token_ids: expected a list of whole numbers, got {ids!r:.80}.")
     logprobs = None
-    if told:
-        given = [each.get("logprob") for each in told]
+    if entries:
+        given = [each.get("logprob") for each in entries]
         logprobs = tuple(each for each in given if isinstance(each, int | float))
         if not len(given) == len(logprobs) == len(ids):
             raise DataError(

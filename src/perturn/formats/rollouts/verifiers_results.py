@@ -57,7 +57,7 @@ read_verifiers = reader(_rollouts)
 
 def _result(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
     """Return the rollout of a row of results."""
-    error = _told(record.get("error"))
+    error = _error_text(record.get("error"))
     tools = tools_of(record.get("tool_defs"), f"{where}: tool_defs")
     calls = objects(record.get("trajectory"))
     prompt = listed(record.get("prompt"), f"{where}: prompt", "user")
@@ -103,7 +103,7 @@ def _with_tokens(action: Action, tokens: Mapping[str, Any], where: str) -> Actio
     return replace(action, token_ids=tuple(ids), logprobs=logprobs)
 
 
-def _told(error: Any) -> str | None:
+def _error_text(error: Any) -> str | None:
     """Return an error as text; None if there is no error."""
     if not error:
         return None
@@ -121,7 +121,7 @@ def _episode(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[
     names = {_agent(trace) for trace in traces}
     if not traces:
         errors = objects(record.get("errors"))
-        yield Rollout(where, usual, (), error=_told(errors[-1] if errors else None) or "no trace")
+        yield Rollout(where, usual, (), error=_error_text(errors[-1] if errors else None) or "no trace")
     for index, trace in enumerate(traces):
         at = where if len(traces) == 1 else f"{where}: traces[{index}]"
         if mapping(trace.get("agent")).get("trainable") is False:
@@ -153,7 +153,7 @@ def _trace(trace: Mapping[str, Any], task: str | None, where: str, fields: Field
         cut_last(steps) if last_cut else steps,
         scores_of(trace, fields, _reward(trace, where)),
         truncated=last_cut or trace.get("stop_condition") in _LIMITS,
-        error=_told(errors[-1]) if failed else None,
+        error=_error_text(errors[-1]) if failed else None,
         policy=str(config.get("model") or (calls[-1].get("model") if calls else None) or ""),
     )
 

@@ -114,13 +114,13 @@ class InfoPO(GroupCredit):
             statistics="trajectories",
             std=self.std,
         )
-        told: list[Visit] = [
+        visits: list[Visit] = [
             (i, t) for i, of_one in enumerate(gains) for t, gain in enumerate(of_one) if not isnan(gain)
         ]
         weight = self.beta * gate(scores, self.temperature, self.std)
         return [
             [own + weight * z for own, z in zip(of_one, its, strict=True)]
             for of_one, its in zip(
-                outcome, normalized_within([told], gains, self.normalize, self.std), strict=True
+                outcome, normalized_within([visits], gains, self.normalize, self.std), strict=True
             )
         ]

@@ -74,11 +74,11 @@ def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) 
         for one, own in zip(played, features, strict=True)
     ]
     folds = folds_of(played, others)
-    found = dict(zip(rows, told(prospects(features, outcomes, folds), folds), strict=True))
+    found = dict(zip(rows, chances_of_folds(prospects(features, outcomes, folds), folds), strict=True))
     return [found.get(index, Chances()) for index in range(len(trajectories))]
 
 
-def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
+def chances_of_folds(found: Prospects, folds: Sequence[int]) -> list[Chances]:
     """Return the predictions for each episode as `Chances`, given the fold of each episode."""
     return [
         Chances(own, fold, {other: its[index] for other, its in enumerate(found.rivals) if index in its})

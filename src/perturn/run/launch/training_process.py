@@ -18,7 +18,7 @@ from perturn.data.run_folder import Run
 from perturn.display.progress_bars import console
 from perturn.errors import PerturnError
 from perturn.io.atomic_write import write_whole
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.run.launch.launch_files import LaunchFiles
 from perturn.run.session import Session
 from perturn.run.stages.train_stage import train_rows
@@ -44,7 +44,7 @@ def main(folder: Path, name: str) -> None:
         return
     except Exception as error:
         if not files.error.exists():
-            message = str(error) if isinstance(error, PerturnError) else told(error)
+            message = str(error) if isinstance(error, PerturnError) else error_text(error)
             write_whole(files.error, json.dumps({"kind": type(error).__name__, "message": message}) + "\n")
         raise
     _say(files.counts, counts)

@@ -77,9 +77,9 @@ class LogAccount:
         """Return the account as JSON data."""
         counts = {name: dict(getattr(self, name)) for name in ("calls", "episodes", "scores")}
         broke = {str(cause): count for cause, count in self.broke.items()}
-        told = {"format": self.format, "score": self.score, "entries": self.entries, "rows": self.rows}
+        reported = {"format": self.format, "score": self.score, "entries": self.entries, "rows": self.rows}
         return {
-            **told,
+            **reported,
             **counts,
             "sequences": self.sequences,
             "replaced_rewards": self.replaced_rewards,

@@ -45,9 +45,9 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             "asked; take one without, such as credit.name=rloo."
         )
     protocol = make_protocol(recipe.protocol)
-    for told in (key for key in _NOT_TOLD if getattr(protocol, key) != _PLAIN[key]):
+    for key in (key for key in _NOT_TOLD if getattr(protocol, key) != _PLAIN[key]):
         yield (
-            f"protocol.{told} is set, and an agent's program writes its own prompts; leave it out, and let the program "
+            f"protocol.{key} is set, and an agent's program writes its own prompts; leave it out, and let the program "
             "say it."
         )
     if recipe.evaluate is not None and recipe.evaluate.turns is not None:

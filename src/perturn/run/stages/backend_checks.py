@@ -127,7 +127,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "base", "models"
     if recipe.reward_model is not None:
         yield REWARD_MODEL, "models"
-    if recipe.rows is not None and recipe.rows.traits.told:
+    if recipe.rows is not None and recipe.rows.traits.suffixes:
         yield "rows (a tokenizer that learns words)", "models"
     if recipe.align is not None and recipe.align.reference == "average":
         yield "align.reference=average", "models"

@@ -161,7 +161,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
-            "and conversations are taught by sft and by rows that start over, such as rows.name=rft, alone."
+            "and conversations are trained on by sft and by rows that start over, such as rows.name=rft, alone."
         )
     return _add(run, found, file)
 

@@ -1,4 +1,4 @@
-"""Check before any work that the environment and the tasks have all that a credit needs."""
+"""Check before any work that quantities which a credit, an explorer or a row maker needs can be computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import makes, rows_name, stages
 from perturn.credit import Credit
 from perturn.errors import ConfigError, check_none
-from perturn.quantities import Planned, policies_of, wanted
+from perturn.quantities import Planned, check_needs, policies_of, wanted
 from perturn.quantities.protocol import REWARD
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.task_lists import Panels
@@ -23,7 +23,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     tasks = panels.tasks.get("explore", [])
-    needs = wanted(credit.needs, f"credit {name}")
+    wanted(credit.needs, f"credit {name}")
     check_prover(recipe, name, credit)
     grouped = makes(recipe, "groups")
     provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
@@ -37,17 +37,19 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         check_none(_sample_faults(recipe, name, credit))
     references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
     planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
-    for quantity, request in needs.values():
-        quantity.check(request, planned)
+    check_needs(credit.needs, planned)
 
 
-def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Reject a row maker that needs a quantity which cannot be computed."""
-    assert recipe.rows is not None
-    reader = f"rows.name={rows_name(recipe)}"
-    planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
-    for quantity, request in wanted(recipe.rows.needs, reader).values():
-        quantity.check(request, planned)
+def check_sections(recipe: Recipe, env: Environment, panels: Panels) -> None:
+    """Reject an explorer or a row maker that needs a quantity which cannot be computed."""
+    tasks = panels.tasks.get("explore", [])
+    for section, name_in, part in (
+        ("explore", explorer_name, recipe.explore),
+        ("rows", rows_name, recipe.rows),
+    ):
+        if part is not None:
+            reader = f"{section}.name={name_in(recipe)}"
+            check_needs(part.needs, Planned(reader, recipe, lambda: answer_form(recipe), {}, env, tasks))
 
 
 def reads_branches(credit: Credit) -> bool:

@@ -21,7 +21,17 @@ from perturn.envs.abilities import check_abilities
 from perturn.errors import ConfigError, RunError, check_fit
 from perturn.faults import closing_world
 from perturn.group import counted, groups_of
-from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
+from perturn.quantities import (
+    Computed,
+    Planned,
+    carried_by,
+    check_needs,
+    compute,
+    figures_of,
+    given,
+    policies_of,
+    wanted,
+)
 from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
 from perturn.run.session import world_maker
@@ -256,8 +266,7 @@ def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], ref
         references,
         stored=True,
     )
-    for quantity, request in wanted(credit.needs).values():
-        quantity.check(request, planned)
+    check_needs(credit.needs, planned)
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     asked = {
         each.policy: suffix_of(recipe, each.policy) for each in stages(recipe) if each.command == "train"
     }
-    told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
-    found |= {"told": told} if told else {}
+    suffixes = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
+    found |= {"told": suffixes} if suffixes else {}
     found |= {"judge": to_mapping(recipe.judge)} if recipe.judge and recipe.judge.evaluates else {}
     found |= {"samples": settings.samples} if settings.samples > 1 else {}
     found |= {"user": to_mapping(recipe.user)} if recipe.user else {}

@@ -162,7 +162,7 @@ def fits_whole(recipe: Recipe, one: Trajectory) -> bool:
     return limit is None or make_renderer(recipe, base_of(recipe)).encode(one).longest <= limit
 
 
-def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
+def equal_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
     """Return, for each pair, whether both sides have the same tokens within the length limit [pairs].
 
     False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the

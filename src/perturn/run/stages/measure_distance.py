@@ -31,7 +31,7 @@ def sense_of(recipe: Recipe) -> str | None:
     senses = {rows, explorer, *credits} - {None}
     readers = "rows.distance, explore.distance and credit.distance"
     check_fit(
-        len(senses) < 2, readers, "be alike, since a run measures the remaining path once", sorted(senses)
+        len(senses) < 2, readers, "be equal, since a run measures the remaining path once", sorted(senses)
     )
     return rows or next(iter(credits), None)
 

@@ -53,7 +53,7 @@ def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
     ]
 
 
-def taught(run: Run) -> list[Trajectory]:
+def base_episodes(run: Run) -> list[Trajectory]:
     """Return the training episodes of a base: successful expert and noisy-expert episodes, sorted by sample and task.
 
     Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 from perturn.chat.templates import chat_template
 from perturn.config.recipe import Recipe
 from perturn.config.sections import TOKEN_BUDGET
-from perturn.config.stages import Stage, mark, policy_of, reward_model_of, stages
+from perturn.config.stages import Stage, is_of_run, mark, policy_of, reward_model_of, stages
 from perturn.credit import Credit
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
@@ -25,7 +25,6 @@ from perturn.group import counted
 from perturn.io.atomic_write import replacing
 from perturn.needs import Distance, Need, name_of
 from perturn.quantities import Computed, Source, compute
-from perturn.quantities.progress_logprobs import is_of_run
 from perturn.quantities.protocol import ACTED, EXPLORER, REFERENCE, REWARD, START, State
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.session import Session, world_maker

@@ -105,8 +105,8 @@ def expert_episodes(session: Session) -> list[Trajectory]:
     if recipe.expert is None or recipe.expert.file is None:
         panels = session.panels
         order = {task.id: index for index, task in enumerate(panels.tasks.get("sft", panels.expert))}
-        taught = [one for one in episodes if one.task.id in order or not one.environment]
-        episodes = sorted(taught, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
+        trained = [one for one in episodes if one.task.id in order or not one.environment]
+        episodes = sorted(trained, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
     if not episodes:
         raise RunError(f"{file} holds no successful episode to teach.")
     return episodes
@@ -144,7 +144,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
     return RowInputs(
         explored=explored,
         experts=_successes(run) if traits.expert else (),
-        taught=expert_episodes(session) if traits.expert and alone else (),
+        sft_episodes=expert_episodes(session) if traits.expert and alone else (),
         branches=branches,
         begun=played_on(session, explored) if traits.branches else (),
         earlier=_earlier(run, stage) if traits.aggregates else (),
@@ -202,7 +202,7 @@ def _limit(recipe: Recipe) -> Limit:
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),
         whole=lambda one: found("fits_whole")(one),
-        alike=lambda pairs: found("alike_within_limit")(pairs),
+        equal=lambda pairs: found("equal_within_limit")(pairs),
     )
 
 

@@ -40,7 +40,7 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
     section = recipe.evaluate.select
     traits = make_selector(section).traits
     temperature = evaluation_sampling(recipe).temperature
-    must = f"be > 0, since {SELECT} chooses among several samples, which are all alike at 0"
+    must = f"be > 0, since {SELECT} chooses among several samples, which are all equal at 0"
     check_fit(temperature, "evaluate.sampling.temperature", must, temperature, "Set it, such as to 1.0.")
     try:
         check_none([_problem(recipe, traits, section["among"], maker)])

@@ -34,7 +34,7 @@ from perturn.policy.examples import Example
 from perturn.policy.models import new_model
 from perturn.policy.packing import Examples
 from perturn.policy.sampler_agreement import Agreement, differences, summary
-from perturn.run.checkpoint_retention import goes_on, keeps_average, let_go
+from perturn.run.checkpoint_retention import delete_unneeded, goes_on, keeps_average
 from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.launch.driver import train_in_processes
@@ -42,7 +42,7 @@ from perturn.run.metric_trackers import open_trackers
 from perturn.run.served_policy import policy_path
 from perturn.run.session import Session
 from perturn.run.stages.group_stage import read_groups
-from perturn.run.stages.pretraining_stage import heard, taught
+from perturn.run.stages.pretraining_stage import base_episodes, heard
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
 from perturn.train_processes import from_leader, leads, world_size
@@ -79,7 +79,7 @@ def train(session: Session, stage: Stage) -> None:
     session.hand_over()
     if leads():
         shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
-        let_go(run, stage)
+        delete_unneeded(run, stage)
 
 
 def train_rows(
@@ -101,7 +101,7 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
     """Return a stage's training rows, and the number of episodes that they were selected from; None: all are rows."""
     run, recipe = session.run, session.recipe
     if stage.name == "base":
-        return taught(run), None
+        return base_episodes(run), None
     if stage.name == "sft":
         return expert_episodes(session), None
     if stage.section == REWARD_MODEL:
@@ -120,8 +120,8 @@ def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
     """Return the model that a stage starts from, and its tokenizer."""
     run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
-        told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
-        texts = tuple(f"\n{text}" for text in told or ())
+        added_texts = run.recipe.rows.traits.suffixes if stage.name not in ONCE and run.recipe.rows else None
+        texts = tuple(f"\n{text}" for text in added_texts or ())
         resumes = stage.section == "align" and goes_on(run.recipe)
         start = policy_path(run, stage.start)
         return session.training.begin(start, texts, run.recipe.seed, settings.lora, resumes)

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from perturn.data.run_files import REMEDY, Count
 from perturn.errors import RunError
 from perturn.io.atomic_write import replacing
-from perturn.io.plain_data import told
+from perturn.io.plain_data import error_text
 from perturn.io.read_input import check_shape
 from perturn.table import require_library
 
@@ -81,7 +81,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
     try:
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{file} is not a readable Parquet file: {told(error)}. {REMEDY}") from error
+        raise RunError(f"{file} is not a readable Parquet file: {error_text(error)}. {REMEDY}") from error
     rows = [
         {name: value for name, value in row.items() if value is not None or name not in _MAY_BE_ABSENT}
         for row in rows
