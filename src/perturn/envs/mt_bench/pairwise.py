@@ -114,8 +114,10 @@ def _outcome(
     """Return the outcome of one question from the judgments of both orders; None: an answer is missing."""
     where = (first.task.id, first.sample, turn)
     if judged is None:
-        lacking = [name for name, one in (("a", first), ("b", second)) if len(answers_of(one)) < turn]
-        return Outcome(*where, None, f"there is no answer of {' and '.join(lacking)}")
+        lacking = [
+            name for name, one in (("first", first), ("second", second)) if len(answers_of(one)) < turn
+        ]
+        return Outcome(*where, None, f"no answer of the {' and the '.join(lacking)} policy is recorded")
     if problems := [each for one in judged for each in one.problems]:
         return Outcome(*where, None, problems[0])
     (ahead,), (swapped,) = (one.ratings for one in judged)
