@@ -30,7 +30,7 @@ PAIR_HOLDS = {
     "pair-v2-multi-turn": _PAIR_SECOND,
     "pair-math-v1-multi-turn": (*_PAIR_SECOND, "ref_answer_1", "ref_answer_2"),
 }
-"""As `HOLDS`, for the templates that compare the answers of two models, which are called A and B."""
+"""The same for templates that compare the answers of two models, which the templates call A and B."""
 
 
 class _Row(TypedDict):
