@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.engines.judging.judge import Judge, Question, read_rating
+from perturn.engines.judging.judge import Judge, Question, read_rating, read_verdict
 from perturn.engines.judging.kept_answers import KeptAnswers
 from perturn.engines.judging.transcripts import questions
 from perturn.errors import ConfigError, EngineFailure, RunError
@@ -40,6 +40,23 @@ def test_a_rating_is_one_number_of_the_scale_in_two_pairs_of_brackets(judgment, 
 
 def test_a_scale_may_reach_below_zero():
     assert read_rating("[[-1]]", (-1, 1)) == -1
+
+
+@pytest.mark.parametrize(
+    ("judgment", "rating"),
+    [
+        ("So: [[A]]", 1.0),
+        ("[[B]], I said [[B]]", -1.0),
+        ("[[C]]", 0.0),
+        ("[[A]] or [[B]]", None),
+        ("[A]", None),
+        ("[[a]]", None),
+        ("", None),
+    ],
+)
+def test_a_verdict_is_one_name_in_two_pairs_of_brackets(judgment, rating):
+    """Two verdicts that differ are none."""
+    assert read_verdict(judgment, {"A": 1.0, "B": -1.0, "C": 0.0}) == rating
 
 
 def test_what_has_no_rating_is_asked_again_and_the_others_are_not():

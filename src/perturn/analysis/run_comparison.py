@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +27,7 @@ class Versus:
     a: str
     b: str
     row: dict[str, Any] | None
-    """Paired comparison; None if the runs cannot be compared."""
+    """The comparison as JSON data, as the measure returns it; None if the runs cannot be compared."""
     refused: str = ""
     """Reason why the runs cannot be compared."""
     differs: tuple[str, ...] = ()
@@ -36,8 +36,25 @@ class Versus:
     """Names of the two compared sets of episodes, as in the links of the page."""
 
 
-def compare_runs(folders: Sequence[Path]) -> list[Versus]:
+Measure = Callable[[RecordedRun, Sequence[Trajectory], Sequence[Trajectory], str, str], dict[str, Any] | None]
+"""Function that compares two sets of episodes, given the run of the first set and the names of both sets. It returns
+JSON data; None if the sets share no task."""
+
+
+def by_score(
+    run: RecordedRun, a: Sequence[Trajectory], b: Sequence[Trajectory], a_name: str, b_name: str
+) -> dict[str, Any] | None:
+    """Compare the scores of two sets of episodes task by task, as `comparison_row` describes."""
+    result = compare(a, b)
+    return None if result is None else comparison_row(result, a_name, b_name)
+
+
+def compare_runs(folders: Sequence[Path], measure: Measure = by_score) -> list[Versus]:
     """Compare each further run's last policy with the first run's last policy; for one run, compare its policies.
+
+    Args:
+        folders: Folders of the runs.
+        measure: How two sets of episodes are compared.
 
     Raises:
         RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
@@ -47,19 +64,17 @@ def compare_runs(folders: Sequence[Path]) -> list[Versus]:
             raise RunError(f"{folder} is named twice; name each run once.")
     runs = [read_run(folder) for folder in folders]
     if len(runs) > 1:
-        return against_first(runs, names_of(runs))
+        return against_first(runs, names_of(runs), measure)
     scored = runs[0].evaluation
     if len(scored) < 2:
         raise RunError(f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.")
-    return [_between(later, earlier, scored) for earlier, later in combinations(scored, 2)]
+    return [_between(later, earlier, runs[0], measure) for earlier, later in combinations(scored, 2)]
 
 
-def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
+def _between(a: str, b: str, run: RecordedRun, measure: Measure) -> Versus:
     """Compare two policies of one run."""
-    result = compare(scored[a], scored[b])
-    if result is None:
-        return Versus(a, b, None, "they share no task.")
-    return Versus(a, b, comparison_row(result, a, b))
+    row = measure(run, run.evaluation[a], run.evaluation[b], a, b)
+    return Versus(a, b, row, "they share no task." if row is None else "")
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
@@ -74,18 +89,22 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
     return names
 
 
-def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:
+def against_first(
+    runs: Sequence[RecordedRun], names: Sequence[str], measure: Measure = by_score
+) -> list[Versus]:
     """Compare each further run with the first run.
 
     Args:
         runs: At least two runs.
         names: Display names of the runs.
+        measure: How two sets of episodes are compared.
 
     Returns:
         A comparison for each run after the first. It may carry differences of protocol, or a reason why the runs cannot
         be compared.
     """
-    return [_versus(run, runs[0], name, names[0]) for run, name in zip(runs[1:], names[1:], strict=True)]
+    further = zip(runs[1:], names[1:], strict=True)
+    return [_versus(run, runs[0], name, names[0], measure) for run, name in further]
 
 
 def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
@@ -106,7 +125,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) -> Versus:
+def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str, measure: Measure) -> Versus:
     a, b = _last(run), _last(first)
     labels = (f"{name} / {a}", f"{first_name} / {b}")
     if a is None or b is None:
@@ -114,10 +133,10 @@ def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) ->
         return Versus(name, first_name, None, f"{missing} has no evaluation.")
     sides = (f"{name}/{run.evaluated(a)}", f"{first_name}/{first.evaluated(b)}")
     refused, differs = _judge(run, first)
-    result = None if refused else compare(run.evaluation[a], first.evaluation[b])
-    if result is None:
+    row = None if refused else measure(run, run.evaluation[a], first.evaluation[b], *labels)
+    if row is None:
         return Versus(*labels, None, refused or "they share no task.", sides=sides)
-    return Versus(*labels, comparison_row(result, *labels), "", differs, sides)
+    return Versus(*labels, row, "", differs, sides)
 
 
 def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:

@@ -62,3 +62,27 @@ def print_comparison(found: Mapping[str, Any] | None) -> None:
 
     for sentence in comparison_sentences(found) or ():
         results.print(sentence, markup=False, soft_wrap=True)
+
+
+def print_pairwise(found: Mapping[str, Any]) -> None:
+    """Print the win rates of a pairwise comparison of answers as a table, and a sentence on errors of the judge."""
+    from perturn.analysis.number_text import interval, percent
+
+    title = f"{found['a']} against {found['b']}, by {found['judge']} in both orders"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for column in ("answers", "n", "won", "tied", "lost", "errors", "win rate [95 %]"):
+        table.add_column(column)
+    for turn, row in found["turns"].items():
+        counts = (str(row[name]) for name in ("n", "wins", "ties", "losses", "errors"))
+        rate = row["win_rate"]
+        table.add_row(turn, *counts, f"{percent(rate['mean'])} {interval(rate['interval'], as_percent=True)}")
+    results.print(table)
+    both = found["turns"]["both"]
+    if both["errors"]:
+        low, high = map(percent, both["error_bounds"])
+        results.print(
+            f"{both['errors']} of {both['n']} comparisons have no verdict and count as ties. If all were lost, the win "
+            f"rate would be {low}; if all were won, {high}. The first: {found['problems'][0]['problem']}",
+            markup=False,
+            soft_wrap=True,
+        )

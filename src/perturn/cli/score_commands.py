@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, existing, results, say_json
-from perturn.cli._scores import print_comparison, print_summary
+from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, results, say_json
+from perturn.cli._scores import print_comparison, print_pairwise, print_summary
 from perturn.cli.loop_commands import show_plan
 from perturn.display.progress_bars import at_work
 from perturn.errors import check_belongs, required
@@ -88,35 +88,46 @@ def evaluate(
     "compare",
     "runs/seed-0 runs/seed-1",
     "runs/demo --json",
+    "runs/mt-sft runs/mt-aligned --pairwise environment.judge.server.concurrency=4",
     codes="0 compared; 1 not compared, because the tasks differ; 2 a mistake.",
     panel="Look",
 )
 def compare(
     runs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="RUN [RUN ...]",
-            help="Run folders; the last policy of each is compared with the first run's.",
+            help="Run folders; the last policy of each is compared with the first run's. With --pairwise also "
+            "settings of the judge, such as environment.judge.tries=5.",
         ),
     ],
+    pairwise: Annotated[
+        bool,
+        typer.Option(
+            "--pairwise", help="Runs on mt-bench: a judge compares the answers of the two policies."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs, or the policies of one run, task by task."""
-    from perturn.analysis.run_comparison import compare_runs
+    from perturn.analysis.pairwise_answers import JUDGE, by_judge
+    from perturn.analysis.run_comparison import by_score, compare_runs
 
+    words = [run for run in runs if pairwise and run.startswith(f"{JUDGE}.")]
+    folders = [user_path(run, "path") for run in runs if run not in words]
     with at_work("comparing"):
-        found = compare_runs([existing(run) or run for run in runs])
+        found = compare_runs(folders, by_judge(words) if pairwise else by_score)
     if as_json:
         say_json([asdict(each) for each in found])
     else:
         for each in found:
             if each.row:
-                print_comparison(each.row)
+                (print_pairwise if pairwise else print_comparison)(each.row)
             else:
                 results.print(f"{each.a} and {each.b} were not compared: {each.refused}", markup=False)
             for line in each.differs:
                 results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
-        if len(found) > 1:
+        if len(found) > 1 and not pairwise:
             results.print(
                 f"{len(found)} comparisons; no p-value is adjusted for their number.",
                 style="dim",

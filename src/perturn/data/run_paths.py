@@ -47,6 +47,8 @@ class RunPaths:
     """Answers of a judge, in the folder of the judge."""
     judge = _File("judge")
     """Folder of the judge's answers and its ledger."""
+    pairwise = _File("judge/pairwise.jsonl")
+    """Ledger of the judge of `perturn compare --pairwise`."""
     user = _File("user")
     """Folder of the simulated user's ledger."""
     teacher = _File("expert")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from perturn.errors import ConfigError, EngineFailure, RunError
@@ -58,6 +58,8 @@ class Judge:
     """Largest number of judgments that are asked for one rating."""
     answers: MutableMapping[str, str] = field(default_factory=dict)
     """Earlier answers by the digest of their question; the judge adds new answers."""
+    verdicts: Mapping[str, float] = field(default_factory=dict)
+    """Verdict in double brackets -> its rating, such as A -> 1 for `[[A]]`. Empty: the brackets hold the rating."""
 
     def rate(self, questions: Sequence[Question]) -> list[Judgment]:
         """Return the judgment of each question, in order.
@@ -74,7 +76,7 @@ class Judge:
             for key, said in zip(left, self._ask(prompts), strict=True):
                 if isinstance(said, EngineFailure):
                     problems[key] = f"the judge gave no judgment: {said}"
-                elif (rating := read_rating(said, self.scale)) is not None:
+                elif (rating := self._read(said)) is not None:
                     ratings[key] = rating
                 elif attempt == self.tries - 1:
                     problems[key] = self._unread(said)
@@ -118,12 +120,15 @@ class Judge:
         text = json.dumps([self.engine.name, decoding, prompt.seed, contents])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def _read(self, said: str) -> float | None:
+        return read_verdict(said, self.verdicts) if self.verdicts else read_rating(said, self.scale)
+
     def _unread(self, said: str) -> str:
         low, high = self.scale
-        return (
-            f"the judge gave no rating from {low:g} to {high:g}, such as [[{_between(low, high):g}]], in {self.tries} "
-            f"judgments, the last of which ends with {said[-_END:]!r}"
-        )
+        wanted = f"rating from {low:g} to {high:g}, such as [[{_between(low, high):g}]]"
+        if self.verdicts:
+            wanted = f"single verdict of {', '.join(f'[[{name}]]' for name in self.verdicts)}"
+        return f"the judge gave no {wanted}, in {self.tries} judgments, the last of which ends with {said[-_END:]!r}"
 
 
 def read_rating(judgment: str, scale: tuple[float, float]) -> float | None:
@@ -133,6 +138,17 @@ def read_rating(judgment: str, scale: tuple[float, float]) -> float | None:
         return None
     (rating,) = found
     return rating if scale[0] <= rating <= scale[1] else None
+
+
+def read_verdict(judgment: str, verdicts: Mapping[str, float]) -> float | None:
+    """Return the rating of the verdict in a judgment; None if there is no verdict, or two verdicts differ.
+
+    Args:
+        judgment: Text of the judge.
+        verdicts: Verdict in double brackets -> its rating.
+    """
+    found = [rating for name, rating in verdicts.items() if f"[[{name}]]" in judgment]
+    return found[0] if len(found) == 1 else None
 
 
 def _prompt(question: Question, seed: int) -> Prompt:

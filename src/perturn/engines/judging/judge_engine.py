@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from perturn.bounds import Bound, bounded
@@ -44,6 +47,28 @@ class JudgeSettings:
         engine = open_engine(self.model, server, reader)
         return Judge(engine, _SAMPLING, scale, _SETTINGS, tries=self.tries)
 
+    @contextmanager
+    def open_recorded(self, verdicts: Mapping[str, float], file: Path, reader: str) -> Iterator[Judge]:
+        """Open a judge of verdicts at temperature 0 that writes each answer to a file as soon as it arrives.
+
+        Answers that the file already holds are not asked for again. Their tokens count towards the budget.
+
+        Args:
+            verdicts: Verdict in double brackets -> its rating.
+            file: The file of answers and spent tokens.
+            reader: Name of the part that uses the judge; named in error messages.
+
+        Raises:
+            ConfigError: If the key or the package `openai` is missing.
+            RunError: If another process has the file open.
+        """
+        engine = _new_engine(self.model, self.server, reader, file)
+        scale = (min(verdicts.values()), max(verdicts.values()))
+        try:
+            yield Judge(engine, _SAMPLING, scale, _SETTINGS, tries=self.tries, verdicts=verdicts)
+        finally:
+            engine.close()
+
 
 @cache
 def open_engine(model: str, server: str, reader: str) -> Engine:
@@ -59,9 +84,14 @@ def open_engine(model: str, server: str, reader: str) -> Engine:
     Raises:
         ConfigError: If the key or the package `openai` is missing.
     """
+    engine = _new_engine(model, ApiSettings(**json.loads(server)), reader, None)
+    atexit.register(engine.close)
+    return engine
+
+
+def _new_engine(model: str, server: ApiSettings, reader: str, file: Path | None) -> Engine:
+    """Return a new engine; `file` is its ledger."""
     require_library("openai", reader, "api")
     from perturn.engines.api.engine import ApiEngine
 
-    engine = ApiEngine(model, ApiSettings(**json.loads(server)))
-    atexit.register(engine.close)
-    return engine
+    return ApiEngine(model, server, ledger=file)

@@ -1,7 +1,8 @@
-"""Prompt templates that ask a judge for a rating: Perturn's own, or read from a file like FastChat's."""
+"""Prompt templates that ask a judge for a rating or a verdict: Perturn's own, or read from a file like FastChat's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -21,6 +22,16 @@ HOLDS = {
 """FastChat's name of a template -> placeholders that it must contain in braces. Templates with `multi-turn` rate the
 second answer, and templates with `math` contain reference answers."""
 
+_PAIR = ("question", "answer_a", "answer_b")
+_PAIR_SECOND = ("question_1", "answer_a_1", "answer_b_1", "question_2", "answer_a_2", "answer_b_2")
+PAIR_HOLDS = {
+    "pair-v2": _PAIR,
+    "pair-math-v1": (*_PAIR, "ref_answer_1"),
+    "pair-v2-multi-turn": _PAIR_SECOND,
+    "pair-math-v1-multi-turn": (*_PAIR_SECOND, "ref_answer_1", "ref_answer_2"),
+}
+"""The same for templates that compare the answers of two models, which the templates call A and B."""
+
 
 class _Row(TypedDict):
     name: str
@@ -28,8 +39,12 @@ class _Row(TypedDict):
     prompt_template: str
 
 
-def read_forms(file: Path) -> dict[str, Form]:
-    """Return the four templates of `HOLDS` from a file; other templates are ignored.
+def read_forms(file: Path, holds: Mapping[str, tuple[str, ...]] = HOLDS) -> dict[str, Form]:
+    """Return the templates of `holds` from a file; other templates are ignored.
+
+    Args:
+        file: The file of templates.
+        holds: Name of each template -> placeholders that it must contain.
 
     Raises:
         DataError: If a line is malformed, a template is missing, or it lacks a placeholder.
@@ -38,19 +53,20 @@ def read_forms(file: Path) -> dict[str, Form]:
     for where, row in read_rows(file):
         check_shape(row, _Row, where, DataError)
         found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
-    for name, held in HOLDS.items():
+    for name, held in holds.items():
         template = found[name].template if name in found else ""
         if missing := [each for each in held if each not in NAME.findall(template)]:
             raise DataError(
                 f"{file}: expected a form {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none with "
                 f"{{{missing[0]}}}. Correct it, or leave environment.judge.template out."
             )
-    return {name: found[name] for name in HOLDS}
+    return {name: found[name] for name in holds}
 
 
 _SYSTEM = (
     "You are an examiner who grades what language models write, strictly and evenly. Length earns nothing."
 )
+_SYSTEM_PAIR = _SYSTEM.replace("grades what", "compares what two")
 _GRADE = (
     "Write down briefly what is good and what is bad about {graded}. Does it do what was asked? Is it true, complete "
     "and clear?{compare} Then close with a grade from 1, which is worthless, to 10, which cannot be improved, between "
@@ -73,3 +89,31 @@ def _own(held: tuple[str, ...]) -> Form:
 
 OWN = {name: _own(held) for name, held in HOLDS.items()}
 """Perturn's own templates. Ratings with them are comparable with each other, but not with published ratings."""
+
+_CHOOSE = (
+    "Two models, A and B, were asked the same. Write down briefly what is better and what is worse about {compared}. "
+    "Which does what was asked? Which is true, complete and clear?{check} The order of the two models means nothing. "
+    "Then close with your verdict between two pairs of square brackets: [[A]] if A did better, [[B]] if B did better, "
+    "and [[C]] if neither did."
+)
+
+
+def _own_pair(held: tuple[str, ...]) -> Form:
+    """Return Perturn's own template that compares two models, with the given placeholders."""
+    second, reference = "answer_a_2" in held, "ref_answer_1" in held
+    compared = "the second answer of each, in view of its first" if second else "the answer of each"
+    check = " Compare both with the correct answer, and name each error." if reference else ""
+    numbers = ("_1", "_2") if second else ("",)
+    parts = [_CHOOSE.format(compared=compared, check=check)]
+    for number in numbers:
+        parts.append(f"=== Question ===\n{{question{number}}}")
+        parts += [f"=== Correct answer ===\n{{ref_answer{number or '_1'}}}"] if reference else []
+    for side in ("a", "b"):
+        for number in numbers:
+            which = {"_1": "First answer", "_2": "Second answer", "": "Answer"}[number]
+            parts.append(f"=== {which} of model {side.upper()} ===\n{{answer_{side}{number}}}")
+    return Form(_SYSTEM_PAIR, "\n\n".join([*parts, "=== End ==="]))
+
+
+OWN_PAIRS = {name: _own_pair(held) for name, held in PAIR_HOLDS.items()}
+"""Perturn's own templates that compare two models. FastChat's verdicts [[A]], [[B]] and [[C]] are kept."""
