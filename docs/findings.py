@@ -3,9 +3,9 @@
     python docs/findings.py             writes the page and the figures
     python docs/findings.py --check     writes nothing; fails where either is not what the studies say
 
-Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line, sorted. The
-numbers are from `summary.json` of the studies, which follow from their raw rows. A sentence that says where an interval
-lies is refused when the numbers no longer say so.
+Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line, sorted. A
+primary comparison has a star and its family's interval. The numbers are from `summary.json` of the studies, which
+follow from their raw rows. A sentence that says where an interval lies is refused when the numbers say otherwise.
 """
 
 import json
@@ -19,6 +19,7 @@ from generated_files import write_or_check
 
 FIGURES = "figures/results"
 CREDITS = ("rloo", "grpo", "gigpo", "hgpo", "anchor-rloo", "spo", "infopo", "spa", "pav", "ppo", "hiper")
+WITH_RLOO = tuple(each for each in CREDITS if each not in ("rloo", "infopo"))
 MEAN = f"mean of {', '.join(CREDITS)}"
 
 Key = tuple[str, str, str]
@@ -34,7 +35,7 @@ class Finding:
     rows: Sequence[Key]
     links: Sequence[tuple[str, str]]
     shown: dict[Key, str] = field(default_factory=dict)
-    """Rows on which the sentence rests, and where their 95 % interval lies: `above`, `below` or `around` zero."""
+    """Rows on which the sentence rests, and where their interval lies: `above`, `below` or `around` zero."""
     labels: dict[str, str] = field(default_factory=dict)
     """Names of methods in the figure, where they are not the study's."""
 
@@ -98,17 +99,14 @@ FINDINGS = (
             ("power-short", "tlm-dre", "sft"): "above",
             **{("power-short", each, "rloo"): "around" for each in ("anchor-rloo", "measured")},
         },
-        {"measured": "GraphGPO", "power-short": "one base"},
+        {"measured": "GraphGPO"},
     ),
     Finding(
         "order",
         "Online, no credit is shown to be better than RLOO after 20 short iterations.",
-        against("online", "rloo", *(each for each in CREDITS if each not in ("rloo", "infopo"))),
+        against("online", "rloo", *WITH_RLOO),
         [("Online, on ALFWorld", "online"), ("Credits of groups", "groups")],
-        {
-            ("online", each, "rloo"): "around"
-            for each in ("gigpo", "hgpo", "anchor-rloo", "grpo", "spo", "spa", "pav", "ppo", "hiper")
-        },
+        dict.fromkeys(against("online", "rloo", *WITH_RLOO), "around"),
     ),
     Finding(
         "anew",
@@ -126,11 +124,22 @@ FINDINGS = (
         {"dpo-once": "DPO, played once", "rloo-once": "RLOO, played once"},
     ),
     Finding(
-        "long",
-        "On each of two bases, RLOO gains more after 150 iterations than after 20.",
-        [("online-long", "rloo", "sft"), ("online", "rloo", "sft")],
-        [("Online, on ALFWorld", "online")],
-        labels={"online-long": "150 iterations", "online": "20 iterations"},
+        "control",
+        "On one base, RLOO and online tlm-DRE gain over SFT after 60 iterations.",
+        [
+            *against("control", "sft", "rloo", "tlm-dre", "distance"),
+            ("control", "distance", "rloo"),
+            *against("tlm-online", "sft", "short-four", "long-four"),
+        ],
+        [("Online, on ALFWorld", "online"), ("The laboratory", "lab")],
+        {("control", "rloo", "sft"): "above", ("control", "tlm-dre", "sft"): "above"},
+        {
+            "control": "60 iterations",
+            "tlm-online": "four steps each",
+            "distance": "true distance to success",
+            "short-four": "tlm-dre, 20 iterations",
+            "long-four": "tlm-dre, 60 iterations",
+        },
     ),
     Finding(
         "likeliest",
@@ -167,10 +176,10 @@ FINDINGS = (
         {
             "value-8": "best of eight by value",
             "rerank-value-4": "best of four actions by value",
-            "implicit-8": "best of eight by DPO's implicit reward",
-            "rerank-implicit-4": "best of four actions by that reward",
+            "implicit-8": "best of eight by implicit reward",
+            "rerank-implicit-4": "best action by implicit reward",
             "sampled": "one sampled",
-            "dpo-sampled": "one sampled of DPO",
+            "dpo-sampled": "one by DPO",
         },
     ),
     Finding(
@@ -192,9 +201,10 @@ _HEAD = """# Results
 <!-- Made by docs/findings.py from the rows under studies/results; edit that file, not this page. -->
 
 This page has ten findings of the studies in this repository. A row of a figure is a comparison: the difference in
-points of success, and its 95 % interval for other bases and other tasks. The vertical line is at no difference.
-The linked pages have numbers, protocols, p-values and the claims of the papers. [Verdicts](verdicts.md) explains
-the statistics and their error rates.
+points of success, and its 95 % interval for other tasks and other bases (other seeds, if a study has one base). A star
+marks a primary comparison of a study. Its interval is wider, so that all primary intervals of a study hold in 95 % of
+studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
+the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
 
 All studies ran on two CPU cores. Unless a finding names another model, the policy is [the
 laboratory's](how-to/laboratory.md), with 0.9M parameters, on ALFWorld's games. A gain that is not seen here may
@@ -280,7 +290,7 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
     Raises:
         ValueError: If it does.
     """
-    low, high = row["interval"]
+    low, high = interval(row)
     found = "above" if low is not None and low > 0 else "below" if high is not None and high < 0 else "around"
     if found != place:
         raise ValueError(
@@ -288,6 +298,7 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
         )
 
 
+STARRED = "* primary comparison: the interval holds together with the study's other primary comparisons"
 WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
@@ -304,15 +315,14 @@ def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
     ends = [100 * end for _, row in ordered for end in spread(row)]
     low, high = min(0.0, *ends), max(0.0, *ends)
     scale = (WIDTH - LEFT - RIGHT) / (high - low)
-    height = TOP + STEP * len(ordered) + 34
+    bottom = TOP + STEP * len(ordered)
 
     def x(points: float) -> str:
         return f"{LEFT + (points - low) * scale:.1f}"
 
-    bottom = TOP + STEP * len(ordered)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img"><title>{escape(finding.sentence)}</title><style>{STYLE}</style>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 54}" width="{WIDTH}" '
+        f'height="{bottom + 54}" role="img"><title>{escape(finding.sentence)}</title><style>{STYLE}</style>',
         f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
     ]
     for index, (key, row) in enumerate(ordered):
@@ -322,8 +332,10 @@ def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
             f'<text class="soft" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{signed(tick, 0)}</text>'
         )
     parts.append(
-        f'<text class="soft" x="{WIDTH}" y="{bottom + 16}" text-anchor="end">points of success</text></svg>'
+        f'<text class="soft" x="{WIDTH}" y="{bottom + 16}" text-anchor="end">points of success</text>'
     )
+    starred = STARRED if any(is_primary(row) for _, row in ordered) else ""
+    parts.append(f'<text class="soft" x="{WIDTH}" y="{bottom + 36}" text-anchor="end">{starred}</text></svg>')
     return "\n".join(parts) + "\n"
 
 
@@ -335,7 +347,8 @@ def drawn_row(name: str, row: dict[str, Any], y: int, x: Any) -> Iterator[str]:
         means, said = ends, " and ".join(signed(end) for end in ends)
     else:
         means = [100 * row["mean_difference"]]
-        said = f"{signed(means[0])} [{', '.join(signed(end) for end in ends)}]"
+        star = " *" if is_primary(row) else ""
+        said = f"{signed(means[0])} [{', '.join(signed(end) for end in ends)}]{star}"
         yield f'<line class="line" x1="{x(ends[0])}" x2="{x(ends[1])}" y1="{y}" y2="{y}"/>'
     for mean in means:
         yield f'<circle class="mark" cx="{x(mean)}" cy="{y}" r="5"/>'
@@ -344,7 +357,17 @@ def drawn_row(name: str, row: dict[str, Any], y: int, x: Any) -> Iterator[str]:
 
 def spread(row: dict[str, Any]) -> list[float]:
     """Both ends of an interval; of two bases, both differences."""
-    return sorted(row["by_base"]) if row["p_value"] is None else row["interval"]
+    return sorted(row["by_base"]) if row["p_value"] is None else interval(row)
+
+
+def interval(row: dict[str, Any]) -> list[float]:
+    """Return the interval of a comparison: of a primary one, the interval that holds for its whole family."""
+    return list(row["family_interval" if is_primary(row) else "interval"])
+
+
+def is_primary(row: dict[str, Any]) -> bool:
+    """Return whether a comparison is drawn with the interval of its family."""
+    return row["family"] == "primary" and row["p_value"] is not None
 
 
 def label(finding: Finding, key: Key) -> str:

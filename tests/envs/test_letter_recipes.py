@@ -1,4 +1,4 @@
-"""Recipes with the papers' own settings pass `--dry-run`, with a tiny policy in place of 7 billion parameters."""
+"""Recipes and studies with the papers' own settings pass `--dry-run`, with a tiny policy instead of 7B parameters."""
 
 import importlib.util
 import json
@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from perturn.cli import app
 from perturn.estimate.dry_run import make_plan
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
 ALFWORLD = (
     "alfworld_tlm-dre_llama-2-7b",
     "alfworld_tlm-dre_qwen2.5-7b",
@@ -52,3 +55,47 @@ def test_webshop(shop, tiny_folder, tmp_path):
     assert "align" in steps(
         "webshop_dmpo", [*words, "evaluate.tasks={split: test, per_kind: 1}"], tmp_path, tiny_folder
     )
+
+
+def dry_run(name, world, folder, tiny, *words):
+    """What the dry run of a study says, with a tiny policy in place of the recipe's and settings of a world."""
+    overlay = {"model.name": str(tiny), "model.max_length": 2048} | world
+    places = [f"output={folder / 'studies'}", f"environments={json.dumps({'world': overlay})}"]
+    said = CliRunner().invoke(
+        app, ["study", str(ROOT / f"studies/{name}.yaml"), "--dry-run", *places, *words]
+    )
+    assert said.exit_code == 0, said.output or said.exception
+    return " ".join(said.output.split())
+
+
+GRIDS = (" dmpo 90 0/90 ", " dpo 90 0/90 ", "186 runs with ")
+"""Nine values of beta times ten of gamma, or of the learning rate."""
+
+
+@pytest.mark.slow
+def test_the_study_of_dmpo_on_alfworld(tiny_folder, tmp_path):
+    """On made-up games, which have a split `valid_unseen` with other rooms."""
+    world = {"environment": {"name": "alfworld-like", "train_games": 20, "valid_games": 20}}
+    said = dry_run("dmpo-alfworld", world, tmp_path, tiny_folder)
+
+    assert all(each in said for each in GRIDS)
+
+
+@pytest.mark.slow
+def test_the_study_of_dmpo_on_scienceworld(tiny_folder, tmp_path):
+    if importlib.util.find_spec("scienceworld") is None or shutil.which("java") is None:
+        pytest.skip("scienceworld or Java is not installed")
+
+    said = dry_run("dmpo-scienceworld", {}, tmp_path, tiny_folder)
+
+    assert all(each in said for each in GRIDS)
+
+
+@pytest.mark.slow
+def test_the_study_of_dmpo_on_webshop(shop, tiny_folder, tmp_path):
+    """On a small catalogue, of which one goal is `dev`."""
+    splits = {"train": [0, 4], "dev": [4, 5], "test": [5, None]}
+    world = {"environment.files": shop["files"], "environment.splits": splits}
+    said = dry_run("dmpo-webshop", world, tmp_path, tiny_folder, "tune.tasks.n=1")
+
+    assert all(each in said for each in GRIDS)

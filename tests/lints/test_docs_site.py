@@ -6,6 +6,7 @@ import tomllib
 from types import SimpleNamespace
 
 import markdown
+import pathspec
 import pytest
 import yaml
 from mkdocs.exceptions import PluginError
@@ -83,3 +84,14 @@ def test_the_table_of_extras_has_all_of_them():
     assert all(
         package in line for line, packages in zip(table, extras.values(), strict=True) for package in packages
     )
+
+
+def test_the_site_leaves_out_scripts_and_their_caches():
+    """Pages and figures stay."""
+    left_out = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["exclude_docs"]
+    spec = pathspec.GitIgnoreSpec.from_lines(left_out.splitlines())
+    files = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("*.py")]
+
+    assert "measured.py" in files
+    assert all(map(spec.match_file, [*files, "__pycache__/hooks.cpython-311.pyc"]))
+    assert not any(map(spec.match_file, ["results.md", "figures/results/online.svg"]))

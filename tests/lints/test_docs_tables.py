@@ -196,16 +196,45 @@ def test_a_page_of_results_that_was_changed_by_hand_fails_the_check(tmp_path):
 
 def test_a_sentence_that_the_numbers_do_not_bear_is_refused():
     """An interval from -1 to 3 points is around zero."""
+    row = {"interval": [-0.01, 0.03], "family": None}
     with pytest.raises(
         ValueError, match="the interval is around zero and the sentence says above; rewrite it"
     ):
-        findings().check_place(("online", "rloo", "sft"), {"interval": [-0.01, 0.03]}, "above")
+        findings().check_place(("online", "rloo", "sft"), row, "above")
+
+
+def test_a_primary_comparison_has_the_interval_of_its_family_in_sentence_and_figure():
+    """Alone the interval is above zero, with the other primary comparisons it is not; the figure marks the row."""
+    script = findings()
+    row = {
+        "mean_difference": 0.02,
+        "interval": [0.01, 0.03],
+        "family_interval": [-0.01, 0.05],
+        "by_base": [0.01, 0.02, 0.03],
+        "p_value": 0.02,
+        "family": "primary",
+    }
+    key = ("toy", "one", "sft")
+    figure = script.forest(script.Finding("toy", "A.", [key], []), [(key, row)])
+    alone = script.forest(script.Finding("toy", "A.", [key], []), [(key, row | {"family": "others"})])
+
+    script.check_place(key, row, "around")
+    assert "+2.0 [−1.0, +5.0] *" in figure
+    assert "* primary comparison" in figure
+    assert "+2.0 [+1.0, +3.0]<" in alone
+    assert "* primary" not in alone
 
 
 def test_a_forest_plot_has_a_mark_for_each_row_sorted_and_two_for_two_bases():
     """Differences 1 and 2 points, the larger first; the third is of two bases, a mark each and no interval."""
     script = findings()
-    row = {"mean_difference": 0.01, "interval": [-0.01, 0.03], "by_base": [0.0, 0.01, 0.02], "p_value": 0.3}
+    row = {
+        "mean_difference": 0.01,
+        "interval": [-0.01, 0.03],
+        "by_base": [0.0, 0.01, 0.02],
+        "p_value": 0.3,
+        "family": None,
+    }
     keys = [("toy", name, "sft") for name in ("small", "large", "two")]
     rows = [
         row,

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from perturn.report.report_page import script
+from perturn.study.tables.study_figures import differences
 from perturn.study.tables.study_page import _CODE, write_study_page
 from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make as make_study
@@ -83,6 +84,25 @@ def test_differences_are_drawn_with_their_seeds(study, page):
     assert [(seed, pytest.approx([low, high])) for seed, low, high in seeds["customdata"]] == [
         (one["seed"], [100 * end for end in one["interval"]]) for one in each
     ]
+
+
+def test_a_primary_comparison_is_drawn_with_the_interval_of_its_family():
+    """2 points [-1, 5] in its family, and [1, 3] alone."""
+    row = {
+        "mean_difference": 0.02,
+        "interval": [0.01, 0.03],
+        "family_interval": [-0.01, 0.05],
+        "by_seed": [],
+    }
+    named = [
+        {"name": family, "method": family, "success": row | {"family": family}}
+        for family in ("primary", "others")
+    ]
+    figure = differences(named, "success", {name: {"color": "red"} for name in ("primary", "others")})
+
+    drawn = next(trace for trace in figure.data if trace.name.startswith("all seeds"))
+    assert drawn.error_x.arrayminus == pytest.approx([3, 1])
+    assert drawn.error_x.array == pytest.approx([3, 1])
 
 
 def test_tuning_is_drawn_on_a_logarithmic_axis_with_the_tested_point_large(page):

@@ -13,12 +13,13 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.measure.credit_scores import THIRDS
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
 from perturn.measure.points import ContinuationFile
 from perturn.measure.weigh import weigh
 from perturn.report import write_report
 from perturn.report.measured import measured
-from perturn.report.score_headings import HEADINGS
+from perturn.report.score_headings import HEADINGS, OF_TURNS
 from perturn.run.stages.credit_stage import explored_stages
 
 from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
@@ -186,7 +187,7 @@ def test_a_credit_that_is_not_there_is_refused_before_anything_is_played(run, mo
 
 
 def test_the_report_shows_the_measurement(run, monkeypatch):
-    """A table of credits, and one episode turn by turn; a run that was not measured has no such section."""
+    """A table of credits, a table of their thirds, and one episode turn by turn, with the caution on many credits."""
     monkeypatch.chdir(run.parents[1])
     measure_run(run, WANTED)
 
@@ -195,3 +196,11 @@ def test_the_report_shows_the_measurement(run, monkeypatch):
     assert [each["name"] for each in found["credits"]] == [*CREDITS, MEASURED]
     assert len(found["episode"]["turns"][0]["credits"]) == len(CREDITS)
     assert '<h2 id="measure">' in page
+    assert "not corrected for the number of credits" in page
+    assert "<summary>Scores by third of the episode</summary>" in page
+    by_third = [(each["name"], each["third"]) for each in found["by_third"]]
+    assert by_third == [(name, third) for name in CREDITS for third in THIRDS]
+    credits = json.loads(RunPaths(run).all_measured[-1].read_text())["credits"]
+    for each in found["by_third"]:
+        scores = credits[each["name"]]["by_third"][each["third"]]
+        assert each["cells"] == [scores[key] for key in OF_TURNS]

@@ -87,3 +87,34 @@ def test_a_point_that_was_chosen_on_tested_seeds_is_named(tmp_path):
     assert len(said) == 1
     assert said[0].startswith("The best of 3 settings was chosen on seeds 0, 1, which are also test seeds. ")
     assert not any(note.startswith("The best of") for note in notes(tmp_path))
+
+
+def test_a_learning_rate_at_an_end_of_its_sweep_is_named(tmp_path):
+    """Of 1e-6, 1e-5 and 1e-4, each method is tested at one end, or in the middle, which gets no note."""
+    chosen = {"dpo": 1e-6, "tlm-dre": 1e-4, "online": 1e-5}
+    settings, cells, rows = make(tmp_path, methods=("sft", *chosen))
+    for row in cells:
+        if row["panel"] == "test" and row["method"] in chosen:
+            row["point"] = dict.fromkeys(row["point"], chosen[row["method"]])
+    write(tmp_path, settings, cells, rows)
+
+    assert [note for note in notes(tmp_path) if "learning rates" in note] == [
+        "The lowest of the learning rates tried was chosen for dpo. The best rate may be lower.",
+        "The highest of the learning rates tried was chosen for tlm-dre. The best rate may be higher.",
+    ]
+
+
+def test_a_learning_rate_that_was_not_swept_is_at_no_end(tmp_path):
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
+    only = {"align.learning_rate": 1e-6}
+    kept = [row | {"point": only} if row["method"] == "dpo" else row for row in cells]
+    write(
+        tmp_path,
+        settings,
+        kept,
+        [row | {"point": row["point"] and "align.learning_rate=1e-06"} for row in rows],
+    )
+
+    tuning = summarize(tmp_path)["environments"]["alfworld"]["tuning"]
+    assert [row["chosen"] for row in tuning if row["point"]] == [True]
+    assert not any("learning rates" in note for note in notes(tmp_path))

@@ -11,6 +11,7 @@ from perturn.data.iteration_numbers import is_number
 from perturn.report.figures import success_by_length
 from perturn.report.figures.base import DOTTED, GREY, lay_out, plain, reach
 from perturn.study.tables.study_records import BASE
+from perturn.study.tables.verdict_text import interval_of
 
 COLORS = (
     "#3b82c4", "#e0982c", "#6a9f58", "#a06cb0", "#cf5c36", "#2a9d8f", "#8d6e63", "#d1638f", "#5c6bc0", "#9e9d24",
@@ -50,7 +51,7 @@ def differences(
     rows = {each["name"]: each[measure] for each in shown}
     scale = 100 if measure == "success" else 1
     means = [scale * row["mean_difference"] for row in rows.values()]
-    ends = [[None if end is None else scale * end for end in row["interval"]] for row in rows.values()]
+    ends = [[None if end is None else scale * end for end in interval_of(row)] for row in rows.values()]
     seeds = [(plain(name), each) for name, row in rows.items() for each in row["by_seed"]]
     figure = go.Figure()
     figure.add_vline(x=0, line=DOTTED)
@@ -65,7 +66,7 @@ def differences(
         "[%{customdata[1]:+.3g}, %{customdata[2]:+.3g}] over tasks<extra></extra>",
     )
     figure.add_scatter(
-        name="all seeds, 95\u00a0% interval",
+        name="all seeds, with interval",
         x=means,
         y=[plain(name) for name in rows],
         error_x=reach(means, ends) | {"thickness": 1.8, "color": GREY},

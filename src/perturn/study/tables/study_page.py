@@ -120,7 +120,10 @@ def _comparisons(found: Mapping[str, Any], baseline: str) -> list[dict[str, Any]
 
 def _reading(measure: str) -> str:
     unit = "points of success" if measure == "success" else "score"
-    return f"In {unit}, paired by task and seed. Diamonds: all seeds, 95\u00a0% interval. Bars: single seeds."
+    return (
+        f"In {unit}, paired by task and seed. Diamonds: all seeds, 95\u00a0% interval, which is wider "
+        "for a primary comparison, as in its table. Bars: single seeds."
+    )
 
 
 def _curves(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 WORDS = {
@@ -46,6 +46,12 @@ def points(value: float | None, measure: str = "success") -> str:
     if value is None:
         return "?"
     return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3f}"
+
+
+def interval_of(row: Mapping[str, Any]) -> Sequence[float | None]:
+    """Return the interval of a comparison. A primary comparison has the interval that holds for its family."""
+    found: Sequence[float | None] = row["family_interval" if row["family"] == "primary" else "interval"]
+    return found
 
 
 def p_value(value: float | None) -> str:
@@ -93,9 +99,8 @@ def _certainty(row: Mapping[str, Any], measure: str) -> str:
     """Return the interval and the p-value as text. Two base models have two differences instead."""
     if row["p_value"] is None:
         return " and ".join(points(each, measure) for each in row["by_base"]) + ", too few for an interval"
-    is_primary = row["family"] == "primary"
-    low, high = (points(end, measure) for end in row["family_interval" if is_primary else "interval"])
-    if is_primary:
+    low, high = (points(end, measure) for end in interval_of(row))
+    if row["family"] == "primary":
         return f"interval of the primary comparisons [{low}, {high}]; p {p_value(row['corrected'])} by Holm"
     q = f", q {p_value(row['corrected'])}" if row["family"] else ""
     return f"95\u00a0% interval [{low}, {high}]; p {p_value(row['p_value'])}{q}"

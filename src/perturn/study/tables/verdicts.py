@@ -86,6 +86,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
         "notes": [
             *_notes(study, name, methods, seeds),
             *_on_tuning(tuning),
+            *_on_ends(tuning),
             *_on_choice(methods, tuning),
             *_on_primary(study),
             *_on_seeds(study, name, seeds),
@@ -249,6 +250,23 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
         if worse:
             yield f"{method} was tested at {worse[0]}, which is not its best setting on the tuning tasks."
+
+
+def _on_ends(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a note for each end of a sweep of learning rates, with the methods whose chosen rate is at this end."""
+    rates: dict[str, list[tuple[float, bool]]] = {}
+    for row in tuning:
+        for key, value in row["point"].items():
+            if key.rpartition(".")[2] == "learning_rate":
+                rates.setdefault(row["method"], []).append((float(value), row["chosen"]))
+    swept = {method: found for method, found in rates.items() if len({rate for rate, _ in found}) > 1}
+    for end, side, direction in ((min, "lowest", "lower"), (max, "highest", "higher")):
+        names = [method for method, found in swept.items() if (end(rate for rate, _ in found), True) in found]
+        if names:
+            yield (
+                f"The {side} of the learning rates tried was chosen for {', '.join(names)}. The best rate may be "
+                f"{direction}."
+            )
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
