@@ -231,9 +231,9 @@ def test_the_table_of_the_demo_has_the_numbers_of_the_file():
 
 
 def test_the_page_for_contributors_says_what_each_room_is():
-    """Each package and module of perturn is in the table."""
+    """Each package, folder of data and module of perturn is in the table."""
     source = ROOT / "src/perturn"
-    rooms = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    rooms = {f"{path.name}/" for path in source.iterdir() if path.is_dir() and path.name != "__pycache__"}
     modules = {path.name for path in source.glob("*.py")} - {"__init__.py"}
 
     named = " ".join(rows("CONTRIBUTING.md", "## What is where"))
