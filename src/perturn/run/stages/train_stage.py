@@ -205,7 +205,8 @@ def _check_sharding(trainer: TurnTrainer, recipe: Recipe) -> None:
 def _files(run: Run, stage: Stage) -> list[Path]:
     """Return the files that a training stage makes: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
-    notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark), paths.ranking(mark)]
+    noted = (paths.confidence, paths.reference, paths.loss, paths.agreement, paths.ranking)
+    notes = [each(mark) for each in noted]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
     if keeps_average(run.recipe) and stage.section == "align":
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
