@@ -29,6 +29,7 @@ OBJECTS = {
         "decoding": {"temperature": 0, "top_p": 1}, "departures": {"top_p": {"here": 1, "protocol": 0.5}}, "seed": 0,
     },
     "metrics/loss.json": {"name": "tlm-dre", "pivot": 0.9},
+    "metrics/ranking.json": {"pairs": 4, "before": 0.5, "after": 0.75},
     "tokens.json": {"5": "a", "6": "b"},
     "recipe.yaml": {"name": "r", "explore": {"sampling": {"temperature": 1.0}}, "align": {"loss": {"name": "sft"}}},
 }  # fmt: skip

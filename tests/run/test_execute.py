@@ -20,6 +20,7 @@ from perturn.config.stages import Stage
 from perturn.data.store import read_pairs
 from perturn.display.progress_bars import screen
 from perturn.errors import RunError
+from perturn.run.checkpoint_retention import last_checkpoint
 from perturn.run.execute import open_run, run_stages
 from perturn.run.stages import train_stage
 from perturn.training.turn_config import TurnConfig
@@ -323,7 +324,7 @@ def test_a_half_written_checkpoint_is_removed(tmp_path, capsys):
         if state:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
 
-    newest = train_stage.last_checkpoint(tmp_path)
+    newest = last_checkpoint(tmp_path)
 
     assert newest == str(tmp_path / "checkpoint-10")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-2"]

@@ -9,6 +9,8 @@ from perturn.chat.tokens import Renderer
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import write_report
 from perturn.run.execute import open_run, run_stages
+from perturn.training.turn_config import TurnConfig
+from perturn.training.turn_trainer import TurnTrainer
 
 STAIRS = '''
 from perturn.types import Observation, Task
@@ -118,6 +120,26 @@ def test_an_episode_stays_one_trajectory(folder):
         len(turn.action.token_ids) for one in pairs for turn in one.rejected.turns
     )
     assert agreement["max"] < 1e-4
+
+
+def test_alignment_notes_the_ranking_accuracy_before_and_after(folder, tmp_path):
+    """Before: the pairs whose chosen side the reference finds likelier. After: by a pass of the saved policy."""
+    noted = json.loads((folder / "metrics" / "ranking.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics" / "reference.jsonl").read_text().splitlines()]
+    sums = [[sum(row[side]["logprobs"]) for side in ("chosen", "rejected")] for row in rows]
+    args = TurnConfig(output_dir=str(tmp_path), loss={"name": "dpo"}, use_cpu=True, disable_tqdm=True)
+    pairs = list(read_pairs(folder / "pairs.jsonl"))
+    again = TurnTrainer(str(folder / "checkpoints" / "tlm-dre"), args, train_dataset=pairs)
+    examples = again.train_dataset.rows
+
+    assert noted == {
+        "pairs": len(rows),
+        "before": sum(chosen > rejected for chosen, rejected in sums) / len(rows),
+        "after": sum(bool(one.reference[0].sum() > one.reference[1].sum()) for one in examples) / len(rows),
+    }
+    assert noted["pairs"] >= 2
+    assert json.loads((folder / "summary.json").read_text())["iterations"][0]["training"]["ranking"] == noted
+    assert f"Ranking accuracy on {len(rows)} pairs" in (folder / "report.html").read_text()
 
 
 def test_the_evaluation_plays_under_the_same_protocol(folder):

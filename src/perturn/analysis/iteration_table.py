@@ -10,7 +10,7 @@ from typing import Any
 
 from perturn.data.episode_outcomes import Outcome, read_outcomes
 from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, training_of
-from perturn.data.run_files import Metrics, read_note, read_notes
+from perturn.data.run_files import Metrics, Ranked, read_note, read_notes
 from perturn.data.run_paths import RunPaths, iteration_of
 from perturn.stats import Estimate, cluster_interval
 
@@ -30,6 +30,8 @@ class Iteration:
     """Entries of the training metrics, one row for each optimizer step."""
     agreement: float | None
     """Mean absolute difference between log-probabilities at sampling and in training, in nats per token."""
+    ranking: dict[str, Any] | None
+    """Ranking accuracy of the policy on its pairs, before and after training."""
     seconds: float
 
 
@@ -62,6 +64,7 @@ def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -
         counts=account_of(notes),
         metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
         agreement=float(agreement) if is_number(agreement) else None,
+        ranking=read_note(paths.ranking(mark), Ranked),
         seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
     )
 
@@ -93,12 +96,20 @@ def iteration_rows(
             "explored": _explored(each.explored) if each.explored else None,
             "unfinished": each.unfinished,
             "ledger": ledger_of(each.counts, len(each.explored)),
-            "training": (training_of(each.metrics) | {"agreement": each.agreement}) if each.metrics else None,
+            "training": _training(each),
             "evaluation": _evaluation(made.get(each.number)),
             "seconds": each.seconds,
         }
         for each in iterations
     ]
+
+
+def _training(each: Iteration) -> dict[str, Any] | None:
+    """Return the numbers of an iteration's training; None if no step was logged."""
+    if not each.metrics:
+        return None
+    found = training_of(each.metrics) | {"agreement": each.agreement}
+    return found | ({"ranking": each.ranking} if each.ranking else {})
 
 
 def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:

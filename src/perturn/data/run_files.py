@@ -152,6 +152,14 @@ class Loss(TypedDict):
     pivot: NotRequired[Number]
 
 
+class Ranked(TypedDict):
+    """`metrics/ranking.json`."""
+
+    pairs: Count
+    before: Number
+    after: Number
+
+
 class Metrics(TypedDict):
     """A line of `metrics/sft.jsonl` or `metrics/align.jsonl`."""
 

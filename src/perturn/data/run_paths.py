@@ -134,6 +134,10 @@ class RunPaths:
         """Return the path of the differences between the log-probabilities of sampling and of training."""
         return self.folder / "metrics" / f"agreement{mark}.json"
 
+    def ranking(self, mark: str = "") -> Path:
+        """Return the path of the ranking accuracy of the policy on its pairs, before and after training."""
+        return self.folder / "metrics" / f"ranking{mark}.json"
+
     def continuations(self, mark: str = "") -> Path:
         """Return the path of the continuations of an iteration's episodes that `perturn measure` has played."""
         return self.folder / "measure" / f"continuations{mark}.jsonl"

@@ -1,11 +1,16 @@
-"""Delete checkpoints, optimizers and learned quantities of earlier iterations that no later stage needs."""
+"""Find the checkpoint to resume from, and delete files of earlier iterations that no later stage needs."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
 
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, average_of, is_scored, mark, policy_of, reward_model_of
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
+from perturn.display.progress_bars import console
 
 
 def goes_on(recipe: Recipe) -> bool:
@@ -16,6 +21,20 @@ def goes_on(recipe: Recipe) -> bool:
 def keeps_average(recipe: Recipe) -> bool:
     """Return whether a moving average of policies is the reference of the iterations."""
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """Return the newest complete checkpoint, and remove half-written checkpoints."""
+    complete = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:  # the trainer writes its state last
+            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            complete.append(checkpoint)
+        except (OSError, ValueError):
+            console.print(f"removing half-written {checkpoint}")
+            shutil.rmtree(checkpoint)
+    newest = max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
+    return str(newest) if newest else None
 
 
 def delete_unneeded(run: Run, stage: Stage) -> None:

@@ -34,7 +34,7 @@ from perturn.policy.examples import Example
 from perturn.policy.models import new_model
 from perturn.policy.packing import Examples
 from perturn.policy.sampler_agreement import Agreement, differences, summary
-from perturn.run.checkpoint_retention import delete_unneeded, goes_on, keeps_average
+from perturn.run.checkpoint_retention import delete_unneeded, goes_on, keeps_average, last_checkpoint
 from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.launch.driver import train_in_processes
@@ -46,6 +46,7 @@ from perturn.run.stages.pretraining_stage import base_episodes, heard
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
 from perturn.train_processes import from_leader, leads, world_size
+from perturn.training.pair_ranking import Ranking, ranking
 from perturn.training.turn_trainer import TurnTrainer
 
 ONCE = ("base", "sft")
@@ -67,6 +68,7 @@ def train(session: Session, stage: Stage) -> None:
             del rows  # the processes read them
             counts |= train_in_processes(run, stage)
             _say_agreement(run, stage)
+            _say_ranking(run, stage)
         elif rows:
             counts |= _train(session, stage, rows, episodes)
         elif leads():
@@ -164,11 +166,7 @@ def _train(
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
-    if trainer.is_fsdp_enabled != (recipe.launch.sharding == "fsdp2") or trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            "`perturn train` does not read FSDP and DeepSpeed from accelerate's configuration; leave them out there, "
-            "and set launch.sharding=fsdp2 in the recipe, or train in a script with TurnTrainer."
-        )
+    _check_sharding(trainer, recipe)
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
     progress.follow(trainer, sum(len(side.ids) for each in examples for side in each.sides))
@@ -185,6 +183,7 @@ def _train(
         for callback in (stopping, *others):
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
+    _note_ranking(run, stage, trainer)
     if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
         merged = not keeps_adapters(recipe, stage.section)
@@ -194,10 +193,20 @@ def _train(
     return _count_tokens(examples)
 
 
+def _check_sharding(trainer: TurnTrainer, recipe: Recipe) -> None:
+    """Reject sharding that accelerate's configuration sets, and not the recipe."""
+    if trainer.is_fsdp_enabled != (recipe.launch.sharding == "fsdp2") or trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "`perturn train` does not read FSDP and DeepSpeed from accelerate's configuration; leave them out there, "
+            "and set launch.sharding=fsdp2 in the recipe, or train in a script with TurnTrainer."
+        )
+
+
 def _files(run: Run, stage: Stage) -> list[Path]:
     """Return the files that a training stage makes: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
-    notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
+    noted = (paths.confidence, paths.reference, paths.loss, paths.agreement, paths.ranking)
+    notes = [each(mark) for each in noted]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
     if keeps_average(run.recipe) and stage.section == "align":
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
@@ -210,20 +219,6 @@ def _save_steps(settings: Train, rows: int) -> int:
     """Return the number of steps between checkpoints, at most a quarter of all steps."""
     steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
     return min(settings.save_steps, math.ceil(steps / 4))
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint, and remove half-written checkpoints."""
-    complete = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        try:  # the trainer writes its state last
-            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-            complete.append(checkpoint)
-        except (OSError, ValueError):
-            console.print(f"removing half-written {checkpoint}")
-            shutil.rmtree(checkpoint)
-    newest = max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
-    return str(newest) if newest else None
 
 
 def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
@@ -296,6 +291,26 @@ def _say_agreement(run: Run, stage: Stage) -> None:
             "This is more than rounding. Check that the episodes were sampled with the weights of the reference.",
             style="yellow",
         )
+
+
+def _note_ranking(run: Run, stage: Stage, trainer: TurnTrainer) -> None:
+    """Write the ranking accuracy before and after an alignment on pairs to `metrics/ranking.json`.
+
+    It is left out where its forward pass would be repeated in each iteration, or paid to a service.
+    """
+    cheap = run.recipe.iterations == 1 and run.recipe.backend["name"] == "local"
+    if stage.section == "align" and cheap and trainer.loss.traits.needs_rejected:
+        found = ranking(trainer, starts_as_reference=stage.reference == stage.start)
+        if leads():
+            _write_json(run.paths.ranking(stage.mark), asdict(found))
+            _say_ranking(run, stage)
+
+
+def _say_ranking(run: Run, stage: Stage) -> None:
+    """Print the content of `metrics/ranking.json`, if it exists."""
+    file = run.paths.ranking(stage.mark)
+    if file.is_file():
+        console.print(str(Ranking(**json.loads(file.read_text(encoding="utf-8")))))
 
 
 def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
