@@ -7,7 +7,7 @@ from typing import Any
 
 from perturn.data.run_files import read_note
 from perturn.data.run_paths import RunPaths
-from perturn.report.score_headings import HEADINGS
+from perturn.report.score_headings import HEADINGS, OF_TURNS
 
 
 def measured(paths: RunPaths) -> dict[str, Any] | None:
@@ -29,6 +29,12 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
         "credits": [
             {"name": name, "cells": [row.get(key) for key in HEADINGS], "cost": row["cost"]}
             for name, row in found["credits"].items()
+        ],
+        "columns_by_third": list(OF_TURNS.values()),
+        "by_third": [
+            {"name": name, "third": third, "cells": [scores.get(key) for key in OF_TURNS]}
+            for name, row in found["credits"].items()
+            for third, scores in row["by_third"].items()
         ],
         "left_out": found["left_out"],
         "episode": _shown(found["by_episode"]),
