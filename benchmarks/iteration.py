@@ -119,6 +119,7 @@ def teach(folder: Path, size: str) -> None:
     args = TurnConfig(**common(loss={"name": "sft"}, max_steps=150, learning_rate=2e-3))
     model = make_model(size, len(tokenizer))
     trainer = TurnTrainer(model, args=args, train_dataset=[shown], processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)  # standard output is for the results
     trainer.train()
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     trainer.save_model(str(folder / "policy"))
