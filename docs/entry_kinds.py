@@ -1,9 +1,10 @@
 """Tables of entries that have reference pages: title, needs, cost and example of each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
+from perturn.quantities import policies_of, wanted
 from perturn.table_index import methods, table
 
 
@@ -116,29 +117,56 @@ for one in weigh(episodes, "{name}"{more}):
     print(one.trajectory.success, [round(weight, 2) for weight in one.weight])"""
 _GROUPS = "rows: {name: groups}"
 _BRANCHES = "explore: {name: branches, per_iteration: 16, samples: 4, every: 10}"
-_OF_RUNS = {
+_SOURCES = {
     "branches": (_BRANCHES, _GROUPS),
-    "branch-returns": (_BRANCHES, _GROUPS),
-    "tool-matches": ("environment: {name: bfcl}", _GROUPS),
-    "answer": ("environment: {name: hotpotqa}", _GROUPS),
-    "answer-clusters": ("environment: {name: hotpotqa}", _GROUPS),
-    "values": ("explore: {per_iteration: 16, samples: 4}", _GROUPS),
-    "distance": ("environment: {name: alfworld-like}", "rows: {name: expert-pairs}"),
+    "world": ("environment: {name: bfcl}", _GROUPS),
+    "answers": (
+        "environment: {name: hotpotqa, questions: {train: questions.json}, corpus: corpus.jsonl}",
+        _GROUPS,
+    ),
+    "rows": ("environment: {name: alfworld-like}", "rows: {name: expert-pairs}"),
+    "rows of groups": (
+        "environment: {name: alfworld-like}",
+        "explore: {per_iteration: 16, samples: 4}",
+        _GROUPS,
+    ),
 }
-"""What a credit needs that is made in a run alone -> sections of a recipe beside the credit and the loss."""
-_OF_POLICIES = {"reference", "contributions", "critics", "feedback", "progress"}
-"""What a credit needs that is computed by a policy."""
+"""Input that only a run has -> sections of a recipe beside the credit and the loss."""
+
+
+def _inputs(credit: Any) -> Iterator[str]:
+    """Yield the inputs that a credit reads and only a run has, by the traits of the credit and of its quantities."""
+    if credit.traits.trains_branches:
+        yield "branches"
+    for quantity, _ in wanted(credit.needs).values():
+        traits = quantity.traits
+        told = {
+            "branches": traits.reads_branches,
+            "world": traits.reads_world,
+            "answers": traits.reads_answers,
+            "rows of groups" if credit.traits.needs_group else "rows": traits.of_rows and not traits.passes,
+        }
+        yield from (name for name, reads in told.items() if reads)
 
 
 def _of_credit(name: str, entry: Any) -> tuple[str, str]:
-    reads = set(methods("credits")[name].reads)
-    sections = next((lines for need, lines in _OF_RUNS.items() if need in reads), None)
-    if sections is not None:
-        loss = {"process-score": "w-dpo"}.get(name, "ppo-clip" if _GROUPS in sections else "tlm-dre")
+    credit = made(entry)
+    source = next(_inputs(credit), None)
+    if source is not None:
+        sections = _SOURCES[source]
+        loss = "ppo-clip" if _GROUPS in sections else _pair_loss(type(credit))
         return "yaml", "\n".join([*sections, f"credit: {{name: {name}}}", _loss(loss)])
-    more = ', model="tiny-agent"' if _OF_POLICIES & reads else ""
-    more += ', reference="tiny-agent"' if {"reference", "progress"} <= reads else ""
+    policies = policies_of(credit.needs)
+    more = ', model="tiny-agent"' if policies else ""
+    more += ', reference="tiny-agent"' if len(policies) > 1 else ""
     return "python", _CREDIT.format(name=name, more=more)
+
+
+def _pair_loss(credit: type) -> str:
+    """Return the loss on pairs whose paper has a credit, else tlm-dre."""
+    losses = ((name, made(entry)) for name, entry in sorted(table("losses").items()))
+    own = (name for name, loss in losses if loss.traits.rows == "pairs" and type(loss.credit) is credit)
+    return next(own, "tlm-dre")
 
 
 def _of_loss(name: str, entry: Any) -> tuple[str, str]:
@@ -211,7 +239,8 @@ def _of_rows(name: str, entry: Any) -> tuple[str, str]:
 
 def _of_selector(name: str, entry: Any) -> tuple[str, str]:
     among = made(entry).traits.among[0]
-    return "yaml", f"evaluate:\n  select: {{name: {name}, among: {among}, samples: 8}}"
+    select = f"select: {{name: {name}, among: {among}, samples: 8}}"
+    return "yaml", f"evaluate:\n  {select}\n  sampling: {{temperature: 1.0}}"
 
 
 def _loss(name: str) -> str:

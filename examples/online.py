@@ -51,9 +51,7 @@ def main(iterations=ITERATIONS, tasks=TASKS, samples=SAMPLES, held_out=HELD_OUT)
         solved = sum(one.success for one in explored)
         print(f"{iteration}: {solved} of {len(explored)} solved, {len(rows)} rows, loss {loss:.4f}")
     after = perturn.evaluate(trainer.model, GAMES, split="valid_seen", n=held_out, protocol=RULES)
-    print(
-        f"success on {after.n} held-out games: {before.success_rate:.2f} before, {after.success_rate:.2f} after"
-    )
+    print(f"success on {after.n} held-out games: {before.success_rate:.2f}, then {after.success_rate:.2f}")
     return trainer
 
 

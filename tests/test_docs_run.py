@@ -12,8 +12,15 @@ from entry_kinds import KINDS
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.store import write_records
+from perturn.run.execute import check
+from perturn.run.protocol_rules import ruled
 from perturn.table_index import table
+from perturn.types import PreferencePair
 from support.docs import PAGES, ROOT, blocks
+from support.states import episode
 
 
 @pytest.fixture(scope="module")
@@ -69,24 +76,57 @@ def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, 
 
 
 EXAMPLES = {
-    name: shown
+    (kind, name): KINDS[kind].example(name, entry)
     for kind in KINDS
     for name, entry in sorted(table(kind).items())
-    for language, shown in [KINDS[kind].example(name, entry)]
-    if language == "python"
 }
+PROGRAMS = {each: shown for each, (language, shown) in EXAMPLES.items() if language == "python"}
+SECTIONS = {each: shown for each, (language, shown) in EXAMPLES.items() if language == "yaml"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_of_reference_pages_run_as_printed(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("kind", "name"), PROGRAMS)
+def test_examples_of_reference_pages_run_as_printed(kind, name, tmp_path, monkeypatch, capsys):
     """Each prints weights, or a value."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    shown = PROGRAMS[kind, name]
 
-    exec(EXAMPLES[name], {"__name__": name})
+    exec(shown, {"__name__": name})
 
-    assert capsys.readouterr().out.strip() or "print" not in EXAMPLES[name]
+    assert capsys.readouterr().out.strip() or "print" not in shown
+
+
+@pytest.mark.parametrize(("kind", "name"), SECTIONS)
+def test_sections_of_reference_pages_pass_the_checks_before_a_run(
+    kind, name, tiny_folder, tmp_path, monkeypatch
+):
+    """The sections of the page replace the sections of a whole recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "tests/envs/wiki/corpus.jsonl", tmp_path)
+    questions = [{"question": f"What is {i}?", "answer": f"{i}", "type": "bridge"} for i in range(20)]
+    (tmp_path / "questions.json").write_text(json.dumps(questions))
+    pair = [episode(["start"], [reward], sample=sample) for sample, reward in enumerate([1.0, 0.0])]
+    write_records(tmp_path / "my_episodes.jsonl", pair)
+    write_records(tmp_path / "my_rows.jsonl", [PreferencePair(*pair)])
+    whole = {
+        "name": "page",
+        "model": {"name": str(tiny_folder), "chat_template": "tools"},
+        "environment": {"name": "alfworld-like", "train_games": 60},
+        "explore": {"tasks": {"n": 16}, "per_iteration": 16, "samples": 4},
+        "rows": {"name": "expert-pairs"},
+        "align": {"loss": {"name": "dpo"}},
+        "evaluate": {"tasks": {"split": "train", "n": 2, "skip": 16}},
+    }
+    part = yaml.safe_load(SECTIONS[kind, name])
+
+    panels = check(
+        ruled(parse(Recipe, {**whole, **part, "evaluate": whole["evaluate"] | part.get("evaluate", {})}))
+    )
+
+    assert panels is not None
+    assert panels.tasks.keys() >= {"evaluate"}
 
 
 @pytest.mark.slow

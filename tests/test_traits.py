@@ -22,8 +22,10 @@ _ERROR = "an exception of another library"
 _SYSTEM = "a function that only some systems have"
 _CALLER = "a callable of the user's, which need not have a name"
 _CLOSED = "a world of the user's, which need not be closed"
+_BORDER = "an entry of a package before its members are checked, which may lack them"
 
 ALLOWED = {
+    "api/make_rows.py:make_rows": "an argument, which may be a row maker, its name or a section",
     "audit/dataset_audit.py:audit": _MODEL,
     "bounds.py:marks": "a type hint",
     "cli/__init__.py:main": "whatever ended the command",
@@ -39,6 +41,7 @@ ALLOWED = {
     "engines/local/packed_linear.py:_can_be_packed": "an operation that only some builds of torch have",
     "engines/local/packed_linear.py:_gated": _MODEL,
     "envs/async_worlds.py:AwaitedWorld.close": _CLOSED,
+    "envs/async_worlds.py:_is_async": "a world of the user's, all of whose methods are looked at",
     "envs/environment_check.py:check_environment": _CALLER,
     "envs/die_with_parent.py:die_with_parent": _SYSTEM,
     "envs/gymnasium.py:Gymnasium.close": _CLOSED,
@@ -52,6 +55,11 @@ ALLOWED = {
     "faults.py:_plain": _PLAIN,
     "io/read_input.py:_yaml_reason": _ERROR,
     "losses/nested_lists.py:turn_lengths": _PLAIN,
+    "losses/protocol.py:check_loss": _BORDER,
+    "losses/protocol.py:default_traits": _BORDER,
+    "needs.py:check_declarations": _BORDER,
+    "quantities/__init__.py:kind_of": _BORDER,
+    "table.py:check_members": _BORDER,
     "free_memory.py:_trim": _SYSTEM,
     "free_memory.py:_used": _SYSTEM,
     "policy/attention.py:forest_attention": _MODEL,
@@ -72,6 +80,7 @@ ALLOWED = {
     "policy/models.py:tokenizer_of": _MODEL,
     "policy/models.py:vocabulary": _MODEL,
     "policy/packing.py:Filled.set_epoch": "a sampler of torch",
+    "training/credit_choice.py:_faults": _BORDER,
     "training/turn_trainer.py:TurnTrainer._get_dataloader": "a loader of torch or accelerate",
     "training/turn_trainer.py:TurnTrainer.training_step": "an optimizer, which need not have modes",
     "rotary.py:steady_length": _MODEL,
@@ -84,16 +93,18 @@ ALLOWED = {
     "config/parsing.py:_value": "a section of a recipe, which may be written as one setting",
     "traits.py:traits_of": "a class of the user's, which needs no traits",
 }
-"""`getattr` and `hasattr` with a literal name, by module and function: on what foreign object, and why."""
+"""`getattr` and `hasattr` with a literal name, and `dir`, by module and function: on what foreign object, and why."""
 
 
 def _lookups(node: ast.AST, function: str = "") -> Iterator[str]:
-    """The function of each `getattr` or `hasattr` with a literal name below a node of a syntax tree."""
+    """The function of each `getattr` or `hasattr` with a literal name, and of each `dir`, below a node."""
     for child in ast.iter_child_nodes(node):
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         within = f"{function}.{child.name}".lstrip(".") if named else function
         match child:
             case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str()), *_]):
+                yield function
+            case ast.Call(func=ast.Name(id="dir")):
                 yield function
         yield from _lookups(child, within)
 
@@ -112,10 +123,11 @@ def test_no_entry_environment_or_engine_is_asked_by_a_literal_name():
 
 def test_a_lookup_is_found_wherever_it_stands():
     tree = ast.parse(
-        "class A:\n def f(self): return [x for x in y if hasattr(x, 'a')]\ngetattr(z, 'b')\ngetattr(z, b)"
+        "class A:\n def f(self): return [x for x in y if hasattr(x, 'a')]\ngetattr(z, 'b')\ngetattr(z, b)\n"
+        "def g(z): return 'c' in dir(z)"
     )
 
-    assert list(_lookups(tree)) == ["A.f", ""]
+    assert list(_lookups(tree)) == ["A.f", "", "g"]
 
 
 @pytest.mark.parametrize("name", list(ENVIRONMENTS))

@@ -6,7 +6,6 @@ All answers of an episode are computed in one packed pass, which computes the ep
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from torch import Tensor
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.errors import DataError, ModelError
+from perturn.group import groups_of
 from perturn.needs import Answer, Need
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
@@ -144,7 +144,8 @@ def _logprobs(
     """
     found: list[list[list[float]]] = [[[] for _ in range(len(one.turns) + 1)] for one in trajectories]
     limit, left_out = exact_length(model), 0
-    for members in _by_task(trajectories):
+    for group in groups_of(trajectories):
+        members = [i for i, one in zip(group.indices, group, strict=True) if one.turns and not failed(one)]
         fitting: dict[int, dict[tuple[int, int], Branch]] = {}
         for i in members:
             written = write(i)
@@ -168,15 +169,6 @@ def _logprobs(
             limit,
         )
     return found
-
-
-def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return one list per task: the indices of its episodes that have turns and did not FAIL."""
-    members: dict[str, list[int]] = defaultdict(list)
-    for i, one in enumerate(trajectories):
-        if one.turns and not failed(one):
-            members[one.task.id].append(i)
-    return list(members.values())
 
 
 def answers_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 from perturn.config.row_maker_settings import Made, RowInputs
 from perturn.data.origins import actions_of, best_by_task, ending_at
@@ -109,7 +110,7 @@ def pair_within_groups(
     See `GroupPairs`.
 
     Args:
-        explored: Trajectories of the policy, of several tasks, in any order.
+        explored: Trajectories of one or more policies, of several tasks, in any order.
         threshold: Difference in total reward that a pair must exceed, in units of reward; finite and >= 0.
         per_group: Maximum number of pairs of a task. None: as many as possible, with each trajectory in one pair.
 
@@ -117,10 +118,9 @@ def pair_within_groups(
         The pairs, ordered by task and by decreasing difference in reward; and the number of trajectories for each
         outcome of `IN_GROUP`.
     """
-    groups: dict[str, list[Trajectory]] = {}
-    for one in sorted(explored, key=lambda one: one.key):
-        groups.setdefault(one.task.id, []).append(one)
-    return best_over_worst(groups.values(), threshold, per_group)
+    ordered = sorted(explored, key=lambda one: one.key)
+    tasks = groupby(ordered, key=lambda one: one.task.id)  # not `groups_of`, which splits a task by policy
+    return best_over_worst([list(members) for _, members in tasks], threshold, per_group)
 
 
 def best_over_worst(

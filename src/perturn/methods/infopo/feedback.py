@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from math import log, nan
 from typing import Any, ClassVar
 
-from perturn.extend import OPENS, DataError, ModelError, Need, Trajectory, Turn, check_fit, failed
+from perturn.extend import OPENS, DataError, ModelError, Need, Trajectory, Turn, check_fit, failed, groups_of
 from perturn.extend.quantity_tools import (
     ACTED,
     NO_TURN,
@@ -66,7 +66,9 @@ def feedback_gains(
     _check_placeholder(renderer, placeholder)
     found = [[nan] * len(one.turns) for one in trajectories]
     limit, left_out = exact_length(model), 0
-    for members in _by_task(trajectories):
+    for group in groups_of(trajectories):
+        played = zip(group.indices, group, strict=True)
+        members = [i for i, one in played if len(one.turns) > 1 and not failed(one)]
         asked: dict[int, Encoded] = {}
         for i in members:
             seen = _within(renderer, trajectories[i], limit)
@@ -195,15 +197,6 @@ def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
     for turn, each in zip(turns, logprobs, strict=True):
         of_turn[turn].append(each)
     return {turn: sum(each) / len(each) for turn, each in of_turn.items()}
-
-
-def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Return one list per task: the indices of its episodes that have at least two turns and did not FAIL."""
-    members: dict[str, list[int]] = defaultdict(list)
-    for i, one in enumerate(trajectories):
-        if len(one.turns) > 1 and not failed(one):
-            members[one.task.id].append(i)
-    return list(members.values())
 
 
 def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
