@@ -4,8 +4,8 @@
     python docs/findings.py --check     writes nothing; fails where either is not what the studies say
 
 Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line, sorted. A
-primary comparison has a star and its family's interval. The numbers are from `summary.json` of the studies, which
-follow from their raw rows. A sentence that says where an interval lies is refused when the numbers say otherwise.
+primary comparison has a star and its family's interval. Numbers are from `summary.json` of the studies. A sentence
+that says where an interval lies is refused when the numbers say otherwise.
 """
 
 import json

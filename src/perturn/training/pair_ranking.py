@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,6 @@ def ranking(trainer: TurnTrainer, *, starts_as_reference: bool) -> Ranking:
     if starts_as_reference and trainer.needs_reference:
         sums = [[float(side.sum()) for side in row.reference] for row in kept]
         before = sum(chosen > rejected for chosen, rejected in sums) / len(kept)
-    found = trainer.predict(Examples(kept)).predictions
+    found: Any = trainer.predict(Examples(kept)).predictions
     assert isinstance(found, dict)
     return Ranking(len(kept), before, float(np.mean(found["logps/accuracies"])))
