@@ -3,9 +3,8 @@
     python docs/findings.py             writes the page and the figures
     python docs/findings.py --check     writes nothing; fails where either is not what the studies say
 
-Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line, sorted. A
-primary comparison has a star and its family's interval. Numbers are from `summary.json` of the studies. A sentence
-that says where an interval lies is refused when the numbers say otherwise.
+Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line. A primary
+comparison has a star and its family's interval. A sentence that contradicts the numbers is refused.
 """
 
 import json
