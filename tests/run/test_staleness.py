@@ -17,7 +17,7 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.run.stages.staleness_checks import check_staleness
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.credited import EPISODES
 from support.loop import start
 
@@ -197,3 +197,24 @@ def test_a_killed_run_goes_on_and_counts_the_same_episodes(place):
             keys
         )
         assert max((lag for one in explored(run, number) for lag in lags(one, number - 1)), default=0) <= 1
+
+
+@pytest.mark.slow
+def test_windows_are_resumed_while_the_policy_trains(run_once):
+    """One turn a window: each unfinished episode resumes once, no token is too old, and each episode is in one bin."""
+    windows = ("evaluate=null", "credit.name=turn-gae", "explore.name=window", "explore.turns=1")
+    run = run_once("stale-windows", *WORDS[:-4], *windows, "iterations=3", "staleness=1")
+    left: list[tuple[str, int]] = []
+    resumed = 0
+    for number in (1, 2, 3):
+        found = explored(run, number)
+        counts = counts_of(run)[f"credit-{number:03d}"]
+        assert sorted((one.task.id, one.origin) for one in found if one.origin is not None) == sorted(left)
+        assert max(lag for one in found for lag in lags(one, number - 1)) == min(number - 1, 1)
+        assert len(found) == 12 + len(left) == counts["asked"]
+        bins = [row.bin for row in read_credits(run / f"credits/turn-gae-{number:03d}.jsonl")]
+        assert sum(counts[name] for name in set(bins)) == len(bins) == len(found)
+        assert counts["stale"] == 0
+        left = [one.key for one in found if one.status is Status.UNFINISHED]
+        resumed += sum(one.origin is not None and one.status is Status.COMPLETED for one in found)
+    assert resumed > 0
