@@ -200,6 +200,29 @@ def test_a_killed_run_goes_on_and_counts_the_same_episodes(place):
 
 
 @pytest.mark.slow
+def test_staleness_0_gives_the_bytes_of_a_run_without_the_setting(run_once):
+    """Policies, episodes and weights of turns of two iterations."""
+    words = [*GROUPS, UNDECIDED, "iterations=2", "evaluate=null", "credit.name=rloo", "deterministic=true"]
+    absent, zero = run_once("absent", *words), run_once("zero", *words, "staleness=0")
+
+    def contents(run):
+        files = [
+            *run.glob("trajectories/*-*.jsonl"),
+            *run.glob("credits/*.jsonl"),
+            *run.rglob("*.safetensors"),
+        ]
+        found = {file.relative_to(run).as_posix(): file.read_bytes() for file in files}
+        expert = (run / "trajectories/expert.jsonl").read_bytes()
+        return found | {"expert": sorted(expert.splitlines())}  # stored in the order in which they end
+
+    found = contents(absent)
+    first, last = (found[f"checkpoints/{name}/model.safetensors"] for name in ("sft", "ppo-clip-002"))
+    assert {"trajectories/explore-002.jsonl", "credits/rloo-002.jsonl"} < found.keys()
+    assert first != last
+    assert found == contents(zero)
+
+
+@pytest.mark.slow
 def test_windows_are_resumed_while_the_policy_trains(run_once):
     """One turn a window: each unfinished episode resumes once, no token is too old, and each episode is in one bin."""
     windows = ("evaluate=null", "credit.name=turn-gae", "explore.name=window", "explore.turns=1")
