@@ -73,7 +73,7 @@ image:
 # Everything that is measured on one GPU: tests, training steps, rollouts, attention, memory, an online run. A part that
 # the file has is not run again, so remove it to measure another card.
 gpu: setup
-	$(BIN)/python benchmarks/gpu.py --out benchmarks/gpu.json
+	$(BIN)/python benchmarks/gpu.py --out benchmarks/gpu.json $(if $(VLLM),--vllm $(VLLM))
 
 # Four methods with two seeds, on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))

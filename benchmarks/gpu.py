@@ -3,6 +3,7 @@ r"""Measure one GPU: tests, training steps, rollouts, attention, memory, and an 
     make gpu                                                all parts, within 25 minutes
     python benchmarks/gpu.py --out FILE --only rollouts     one part; a part that FILE has already is not run again
     python benchmarks/gpu.py --out FILE --table             the table of a file, in Markdown
+    make gpu VLLM=PYTHON                                    also the parts that need vLLM, by the interpreter PYTHON
 
 Each part runs in its own processes, and each row is written to the file at once. A killed part keeps its rows, and the
 next call runs it again. A failed part leaves its error next to its rows, and the command exits with code 1.
@@ -41,10 +42,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="file for the rows")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--only", choices=[*PARTS, *WITH_VLLM], nargs="+")
+    parser.add_argument(
+        "--vllm", help="the interpreter of an environment with vLLM, for the parts that need it"
+    )
     parser.add_argument("--quick", action="store_true", help="the smallest case of each part")
     parser.add_argument("--table", action="store_true", help="print the table of the file, and run nothing")
     options = parser.parse_args()
+    known = PARTS | (vllm_parts(options.vllm) if options.vllm else {})
+    if options.only and not known.keys() >= {*options.only}:
+        parser.error(f"{', '.join(WITH_VLLM)} need --vllm")
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     if not options.table:
         found = {"about": found.get("about") or about(), "parts": found.get("parts", {})}
@@ -53,9 +60,9 @@ def main() -> None:
             found["parts"][name] = part
             options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-        for name in options.only:
+        for name in options.only or known:
             if "error" in found["parts"].get(name, {"error": "missing"}):
-                run(PARTS[name], keep, quick=options.quick)
+                run(known[name], keep, quick=options.quick)
     print(table(found))
     failed = [name for name, part in found["parts"].items() if "error" in part]
     if failed:
@@ -175,16 +182,23 @@ def rollouts(quick: bool) -> Iterator[Row]:
         }
 
 
-def part(name: str) -> Callable[[bool], Iterator[Row]]:
-    """Return a function that runs a part of `gpu_parts.py`."""
+def part(name: str, file: str = "gpu_parts.py", *words: str) -> Callable[[bool], Iterator[Row]]:
+    """Return a function that runs a part of `gpu_parts.py`, or of another file."""
 
     def rows(quick: bool) -> Iterator[Row]:
-        command = (str(SIDES / "gpu_parts.py"), name, *(["--quick"] if quick else []))
+        command = (str(SIDES / file), name, *words, *(["--quick"] if quick else []))
         yield from (json.loads(line) for line in lines(*command) if line.startswith("{"))
 
     return rows
 
 
+def vllm_parts(python: str) -> dict[str, Callable[[bool], Iterator[Row]]]:
+    """Return the parts that need vLLM, whose interpreter is given."""
+    return {name: part(name.partition("-")[2], "gpu_vllm.py", "--vllm", python) for name in WITH_VLLM}
+
+
+WITH_VLLM = ("vllm-rollouts", "vllm-online", "vllm-handover")
+"""Parts that need `--vllm`: rollouts against vLLM alone, online runs with vLLM on the GPU of the training, handover."""
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "precision": part("precision"),  # log-probabilities on the GPU and of the engine
     "tests": tests,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import random
 import subprocess
@@ -13,17 +12,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from gpu_rows import say, time_online
 from rollouts_sides import WORDS, Words
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 from training_data import Shape, make_groups, make_pairs
-from training_sides import ROWS, make_model, make_tokenizer, settings
+from training_models import make_model
+from training_sides import ROWS, make_tokenizer, settings
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.engines.local.engine import LocalEngine
@@ -37,14 +38,6 @@ from perturn.types import Action, Prompt, Sampling
 
 HEADS, KEY_HEADS, FEATURES = 9, 3, 64
 """Attention heads, key heads and head size of SmolLM2-135M."""
-
-
-def say(
-    what: str, case: str, ours: Any, theirs: Any = None, ratio: float | None = None, **detail: Any
-) -> None:
-    """Print one row."""
-    row = {"what": what, "case": case, "ours": ours, "theirs": theirs, "ratio": ratio, "detail": detail}
-    print(json.dumps({key: value for key, value in row.items() if value is not None}), flush=True)
 
 
 def attention(quick: bool) -> None:
@@ -249,32 +242,9 @@ def _example(example: Example) -> Example:
 def online(quick: bool) -> None:
     """Run two online iterations of a policy of 135M parameters on one GPU, with full weights and with LoRA."""
     variants = {"full": (), "LoRA": ("align.lora={rank: 16, alpha: 32}", "align.learning_rate=1.0e-4")}
+    few = ("iterations=1", "explore.per_iteration=4", "evaluate=null") if quick else ()
     for name, words in variants.items():
-        with tempfile.TemporaryDirectory() as folder:
-            few = ("iterations=1", "explore.per_iteration=4", "evaluate=null") if quick else ()
-            command = [sys.executable, "-m", "perturn", "run", str(Path(__file__).parent / "gpu_online.yaml")]
-            began = time.perf_counter()
-            done = subprocess.run(
-                [*command, f"output={folder}", *words, *few], capture_output=True, text=True, timeout=600
-            )
-            wall = time.perf_counter() - began
-            if done.returncode:
-                sys.exit(done.stderr[-3000:] + done.stdout[-1000:])
-            run = Path(folder) / "gpu_online"
-            stages = json.loads((run / "manifest.json").read_text())["stages"]
-            seconds: dict[str, list[float]] = {}
-            for stage, found in stages.items():
-                kind = stage.split("-")[0]
-                seconds.setdefault(kind, []).append(found["seconds"])
-            written = sum(file.stat().st_size for file in run.rglob("*.safetensors")) / 1e9
-            say(
-                "online run, s an iteration by stage",
-                f"135M, {name}, 128 episodes an iteration",
-                {kind: f"{mean(each):.1f}" for kind, each in seconds.items()},
-                wall=round(wall, 1),
-                gigabytes_of_weights=round(written, 2),
-                stages=stages,
-            )
+        time_online(f"135M, {name}, 128 episodes an iteration", (*words, *few))
 
 
 VARIANTS = ("plain", "fsdp2", "fsdp2 with cpu_offload")

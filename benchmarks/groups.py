@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from groups_sides import TRL_BATCH, work
 from training_data import Episode, Shape, make_groups
-from training_sides import threads
+from training_models import threads
 from worker import Worker
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from training_data import Episode
-from training_sides import achieved_flops, make_model, make_tokenizer, matmul_ceiling
+from training_models import make_model
+from training_sides import achieved_flops, make_tokenizer, matmul_ceiling
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from worker import held, peak

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from training_sides import make_model, threads
+from training_models import make_model, threads
 
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer

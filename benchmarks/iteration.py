@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import trl
 from datasets import Dataset
-from training_sides import make_model, threads
+from training_models import make_model, threads
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from worker import Worker
 

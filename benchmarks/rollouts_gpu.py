@@ -24,7 +24,7 @@ import torch
 from rollouts_sides import Shape, make_scripts, play_ours, time_peer
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from training_sides import make_model
+from training_models import make_model
 
 CASES = [(size, count) for size in ("15M", "135M", "1B") for count in (1, 16, 64, 256)]
 REPEATS = 3

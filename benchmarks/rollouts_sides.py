@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from training_sides import make_model
+from training_models import make_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from perturn.chat.model_names import resolve_model

@@ -1,20 +1,23 @@
 """Measure the gain from `staleness` with a sleeping engine, environment and training, against the loop simulator.
 
-    python benchmarks/staleness.py [--quick] [--replicas]
+    python benchmarks/staleness.py --out benchmarks/staleness.jsonl               all settings, about six minutes
+    python benchmarks/staleness.py --simulate --out benchmarks/staleness.jsonl    the simulator alone, a second
 
 Stages, rollouts, files and weight swaps are as in a real run, and only the model is missing. The benchmark prints a row
 for each setting: the seconds of five iterations, the seconds expected by `perturn.estimate.loop_simulator`, and their
-ratio.
+ratio. `stage_s` is the time of an empty stage, of which the simulator counts three per iteration.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import math
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -206,28 +209,37 @@ def expected(setting: Setting, stage: float) -> float:
     return expected_seconds(loop, episode)
 
 
+def rows(settings: Sequence[Setting], simulate: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each setting. If `simulate`, nothing is measured, and an empty stage takes no time."""
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in settings:
+            stage = 0.0 if simulate else stage_seconds(Path(folder))
+            theirs = expected(setting, stage)
+            row = asdict(setting) | {"stage_s": round(stage, 3), "simulated_s": round(theirs, 2)}
+            if not simulate:
+                seconds, lag = measure(setting, Path(folder))
+                measured = {"measured_s": round(seconds, 2), "ratio": round(seconds / theirs, 3)}
+                row |= measured | {"largest_lag": lag}
+            yield row
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="two settings")
     parser.add_argument("--replicas", action="store_true", help="settings of replicas alone")
+    parser.add_argument("--simulate", action="store_true", help="measure nothing; empty stages take no time")
+    parser.add_argument("--out", type=Path, help="file to which the rows are appended, as JSON lines")
     options = parser.parse_args()
     sigmas = (0.0, 0.7)
-    alone = [Setting(sigma, train, k) for sigma in sigmas for train in (0.5, 1.5) for k in (0, 1, 2)]
+    alone = [Setting(sigma, train, k) for sigma in sigmas for train in (0.5, 1.5) for k in (0, 1, 2, 4)]
     several = [Setting(sigma, 0.5, k, replicas) for sigma in sigmas for replicas in (1, 2, 4) for k in (0, 1)]
     settings = several if options.replicas else [*alone, *several]
-    print("sigma  train  staleness  replicas  measured  simulated  ratio  largest lag")
-    with tempfile.TemporaryDirectory() as folder:
-        for setting in settings[:2] if options.quick else settings:
-            stage = stage_seconds(Path(folder))
-            seconds, lag = measure(setting, Path(folder))
-            theirs = expected(setting, stage)
-            print(
-                f"{setting.sigma:5.1f}  {setting.train:5.1f}  {setting.staleness:9d}  {setting.replicas or 'all':>8}  "
-                f"{seconds:7.2f}s  {theirs:8.2f}s  "
-                f"{seconds / theirs:5.2f}  {lag:11d}",
-                flush=True,
-            )
+    for row in rows(settings[:2] if options.quick else settings, options.simulate):
+        print(json.dumps(row), flush=True)
+        if options.out is not None:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from training_data import Shape, make_pairs
-from training_sides import SIDES, achieved_flops, matmul_ceiling, now, threads
+from training_models import threads
+from training_sides import SIDES, achieved_flops, matmul_ceiling, now
 from worker import Worker, held, peak
 
 

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from training_sides import make_model
+from training_models import make_model
 
 from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.policy.logprobs import action_logprobs

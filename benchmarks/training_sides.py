@@ -16,7 +16,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from training_data import Pair
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from training_models import SIZES, make_model
+from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
 from perturn import TurnConfig, TurnTrainer
@@ -27,15 +28,6 @@ from perturn.policy.reference import reference_logprobs
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
 logging.disable(logging.WARNING)
-
-SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without embeddings
-    "0.9M": (128, 4, 384, 4, 4),
-    "5M": (256, 6, 688, 4, 4),
-    "15M": (384, 8, 1024, 6, 6),
-    "135M": (576, 30, 1536, 9, 3),
-    "360M": (960, 32, 2560, 15, 5),
-    "1B": (2048, 16, 8192, 32, 8),
-}
 
 TEMPLATE = (
     "{% for m in messages %}<s> {{ m.role }} {{ m.content }} </s>{% endfor %}"
@@ -48,28 +40,6 @@ ROWS = [
         "rejected": [{"role": "assistant", "content": "c"}],
     }
 ]
-
-
-def threads() -> int:
-    """Return the number of threads for matrix products."""
-    return torch.get_num_threads()
-
-
-def make_model(size: str, vocab: int) -> Any:
-    """Return a Llama of random weights with tied embeddings, as in small models."""
-    hidden, layers, intermediate, heads, key_heads = SIZES[size]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        intermediate_size=intermediate,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
 
 
 def make_tokenizer() -> Any:

@@ -93,6 +93,8 @@ class EngineTraits:
     """Whether the engine is a `ModelTakingEngine`, which gets the weights of a trained model from memory."""
     prices: tuple[float, float] | None = None
     """Price of a million prompt tokens, and of a million answer tokens; None: unknown."""
+    copies: int = 1
+    """Number of copies of the model that answer at the same time, each with its own devices, for `--dry-run`."""
     reads: str = "files"
     """Form of the trained policies that the engine reads, as named in `BackendTraits.stores` of the backend."""
 

@@ -89,7 +89,7 @@ def test_a_dry_run_marks_what_it_predicts(tmp_path):
     assert said.startswith(
         "Prediction: with staleness=1 the iterations take 71 % of the time above, by a simulation"
     )
-    assert "71 % of the time above, by a simulation of the loop (turns as recorded)" in predict(
+    assert "71 % of the time above, by a simulation of the loop (turns as recorded;" in predict(
         recipe, recorded, 20.0, [15.0] * 3
     )
 

@@ -17,7 +17,7 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.run.stages.staleness_checks import check_staleness
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.credited import EPISODES
 from support.loop import start
 
@@ -197,3 +197,47 @@ def test_a_killed_run_goes_on_and_counts_the_same_episodes(place):
             keys
         )
         assert max((lag for one in explored(run, number) for lag in lags(one, number - 1)), default=0) <= 1
+
+
+@pytest.mark.slow
+def test_staleness_0_gives_the_bytes_of_a_run_without_the_setting(run_once):
+    """Policies, episodes and weights of turns of two iterations."""
+    words = [*GROUPS, UNDECIDED, "iterations=2", "evaluate=null", "credit.name=rloo", "deterministic=true"]
+    absent, zero = run_once("absent", *words), run_once("zero", *words, "staleness=0")
+
+    def contents(run):
+        files = [
+            *run.glob("trajectories/*-*.jsonl"),
+            *run.glob("credits/*.jsonl"),
+            *run.rglob("*.safetensors"),
+        ]
+        found = {file.relative_to(run).as_posix(): file.read_bytes() for file in files}
+        expert = (run / "trajectories/expert.jsonl").read_bytes()
+        return found | {"expert": sorted(expert.splitlines())}  # stored in the order in which they end
+
+    found = contents(absent)
+    first, last = (found[f"checkpoints/{name}/model.safetensors"] for name in ("sft", "ppo-clip-002"))
+    assert {"trajectories/explore-002.jsonl", "credits/rloo-002.jsonl"} < found.keys()
+    assert first != last
+    assert found == contents(zero)
+
+
+@pytest.mark.slow
+def test_windows_are_resumed_while_the_policy_trains(run_once):
+    """One turn a window: each unfinished episode resumes once, no token is too old, and each episode is in one bin."""
+    windows = ("evaluate=null", "credit.name=turn-gae", "explore.name=window", "explore.turns=1")
+    run = run_once("stale-windows", *WORDS[:-4], *windows, "iterations=3", "staleness=1")
+    left: list[tuple[str, int]] = []
+    resumed = 0
+    for number in (1, 2, 3):
+        found = explored(run, number)
+        counts = counts_of(run)[f"credit-{number:03d}"]
+        assert sorted((one.task.id, one.origin) for one in found if one.origin is not None) == sorted(left)
+        assert max(lag for one in found for lag in lags(one, number - 1)) == min(number - 1, 1)
+        assert len(found) == 12 + len(left) == counts["asked"]
+        bins = [row.bin for row in read_credits(run / f"credits/turn-gae-{number:03d}.jsonl")]
+        assert sum(counts[name] for name in set(bins)) == len(bins) == len(found)
+        assert counts["stale"] == 0
+        left = [one.key for one in found if one.status is Status.UNFINISHED]
+        resumed += sum(one.origin is not None and one.status is Status.COMPLETED for one in found)
+    assert resumed > 0

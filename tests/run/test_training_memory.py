@@ -1,9 +1,12 @@
 """Memory of a training by formula: parts worked by hand, what fits on a GPU, and one measured training."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
@@ -242,6 +245,56 @@ def test_an_online_run_hands_over_adapters_where_it_trains_adapters(tmp_path):
 
     assert "each iteration passes 30 GB of weights to the engine" in whole
     assert "each iteration passes 0.16 GB of adapters to the engine" in adapters
+
+
+@pytest.mark.parametrize(
+    ("size", "config"),
+    [
+        (
+            "0.5B",
+            Qwen2Config(
+                vocab_size=151_936,
+                hidden_size=896,
+                num_hidden_layers=24,
+                intermediate_size=4864,
+                num_attention_heads=14,
+                num_key_value_heads=2,
+                tie_word_embeddings=True,
+            ),
+        ),
+        (
+            "70B",
+            LlamaConfig(
+                vocab_size=128_256,
+                hidden_size=8192,
+                num_hidden_layers=80,
+                intermediate_size=28_672,
+                num_attention_heads=64,
+                num_key_value_heads=8,
+            ),
+        ),
+    ],
+)
+def test_sizes_that_are_predicted_are_the_models(size, config):
+    """And the formula counts 16 bytes for each trained parameter, and 2 for its copy in bfloat16."""
+    with torch.device("meta"):
+        shape = model_shape(AutoModelForCausalLM.from_config(config))
+    found = training_memory(shape, tokens=8192)
+
+    assert shape == ModelShape(*benchmark("memory").PREDICTED[size])
+    assert found.weights + found.gradients + found.optimizer == 16 * shape.parameters
+    assert found.copies == 2 * (shape.parameters - (0 if shape.tied else shape.embedding))
+    assert found.peak > 18 * shape.parameters - 2 * shape.embedding
+
+
+def test_the_docs_have_the_predictions_of_the_formula():
+    """From 0.5B to 70B; the text says that nothing has checked them."""
+    text = (Path(__file__).parents[2] / "docs/how-to/estimate.md").read_text(encoding="utf-8")
+    shown = text.partition("The next table has **predictions**, which no measurement has checked")[2]
+    rows = benchmark("memory").predictions()
+
+    assert {row["size"] for row in rows} == {"0.5B", "7B", "70B"}
+    assert all(f"| {' | '.join(map(str, row.values()))} |" in shown for row in rows)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from perturn.config.stages import Stage, stages
 from perturn.data.file_seals import read_manifest, refuse_damage, without_removed
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
-from perturn.estimate.overlap import predict, replicas_of, side_by_side
+from perturn.estimate.overlap import copies_of, predict, replicas_of, side_by_side
 from perturn.estimate.side_model_costs import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
@@ -278,8 +278,8 @@ def _cost(
     if not (recipe.base or recipe.sft or recipe.align):
         # An untrained model may write as little as the expert or up to the limit: assume the geometric mean.
         most = ceil(sqrt(most * min(most, found.said)))
-    nodes = replicas_of(recipe) or 1
-    alone, together = ceil(episodes / nodes), max(1, part.concurrency // nodes)
+    copies = copies_of(recipe)
+    alone, together = ceil(episodes / copies), max(1, part.concurrency // copies)
     seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, usable_cores())
     if has_head:

@@ -65,6 +65,8 @@ class Episodes:
     """Seconds in which an environment starts."""
     memory_gb: float = 0.0
     """Memory of this process with one environment, in gigabytes."""
+    step_seconds: tuple[float, ...] = ()
+    """Seconds of each environment step that was timed now, besides the steps of the first episode."""
     turn_counts: tuple[int, ...] = ()
     """Number of turns of each recorded explored episode."""
     answer_tokens: tuple[int, ...] = ()
@@ -115,13 +117,15 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     own = recipe.expert and recipe.expert.file
     if own and not shown:
         shown = list(own_episodes(user_path(own, "expert.file")))
-    source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
+    source, seconds, began = "recorded expert episodes", 0.0, time.monotonic()
+    steps: tuple[float, ...] = ()
+    played: list[Trajectory] = []
     with closing_world(world_maker(recipe)()) as env:
         known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
-        if not shown and known and "expert" in abilities_of(env):
-            shown, seconds, first = _play(env, known, protocol)
-            starting = max(0.0, first - began - seconds * len(shown[0].turns))
-            source, played = "expert episodes played now", shown
+        if known and "expert" in abilities_of(env) and (recipe.staleness or not shown):
+            played, seconds, steps, first = _play(env, known, protocol)
+            starting = max(0.0, first - began - seconds * len(played[0].turns))
+            source, shown = (source, shown) if shown else ("expert episodes played now", played)
         elif shown:
             starting = time.monotonic() - began
         else:
@@ -149,6 +153,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
         expert=len(panels.expert),
         limit=limit,
         seconds=seconds,
+        step_seconds=steps,
         world_seconds=starting,
         memory_gb=memory,
         problems=_problems(played),
@@ -166,22 +171,42 @@ def _explored_turns(recipe: Recipe) -> tuple[int, ...]:
     return () if last is None else tuple(len(each.turns) for each in read_trajectories(last) if each.turns)
 
 
+class _Timed:
+    """Environment whose steps are timed."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the environment."""
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> Any:
+        """Do the environment's step."""
+        began = time.monotonic()
+        found = self._env.step(action)
+        self.seconds.append(time.monotonic() - began)
+        return found
+
+
 def _play(
     env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol
-) -> tuple[list[Trajectory], float, float]:
+) -> tuple[list[Trajectory], float, tuple[float, ...], float]:
     """Play a few expert episodes, spread over the task list.
 
     Returns:
-        The episodes; the average seconds of a turn; the end of the first episode by `time.monotonic`.
+        The episodes; the average seconds of a turn; the seconds of each step, without the first episode; the end of
+        the first episode by `time.monotonic`.
     """
-    chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
+    chosen, timed = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED], _Timed(env)
     played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
     began = time.monotonic()  # the first episode includes the environment's start
     for task in chosen[1:]:
         if time.monotonic() - began < _PATIENCE_SECONDS:
-            played.append(demonstrate(env, Job(task, seed=0), protocol))
+            played.append(demonstrate(timed, Job(task, seed=0), protocol))
     turns = sum(len(one.turns) for one in played[1:])
-    return played, (time.monotonic() - began) / max(turns, 1), began
+    return played, (time.monotonic() - began) / max(turns, 1), tuple(timed.seconds), began
 
 
 def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:

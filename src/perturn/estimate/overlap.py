@@ -10,7 +10,7 @@ from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
 from perturn.estimate.memory import ModelShape
 from perturn.estimate.stage_costs import LAUNCH_SECONDS, LOADED_BYTES
-from perturn.run.served_policy import handed_rank
+from perturn.run.served_policy import engine_settings, handed_rank
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
@@ -28,29 +28,48 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
     counts, answers = found.turn_counts, found.answer_tokens or (1,)
     turns = max(1.0, fmean(counts) if counts else (shortest + longest) / 2)
     turn = exploring * slots / (found.explore * turns)
-    step = min(turn, found.seconds)
-    a_token = (turn - step) / fmean(answers)
+    steps = [min(turn, each) for each in found.step_seconds or (found.seconds,)]
+    a_token = (turn - fmean(steps)) / fmean(answers)
     episode = episode_turns(
         lambda random: random.choice(counts) if counts else max(1.0, random.uniform(shortest, longest)),
         lambda random: a_token * random.choice(answers),
-        lambda random: step,
+        lambda random: random.choice(steps),
     )
-    train = sum(others) / recipe.iterations
     apart, taking_turns = (
-        expected_seconds(Loop(recipe.iterations, found.explore, slots, train, staleness), episode)
+        expected_seconds(loop_of(recipe, found, sum(others) / recipe.iterations, staleness), episode)
         for staleness in (recipe.staleness, 0)
     )
-    devices = (
-        "with the engine on the nodes of the cluster and training on this machine."
-        if replicas_of(recipe)
-        else "if the engine and the trainer have devices of their own. On one device they share its speed, and only "
-        "the time in which the engine waits for worlds is gained."
-    )
     known = "turns as recorded" if counts else "turns between the expert's and the limit"
+    timed = (
+        f"times of {len(steps)} environment steps as measured now"
+        if found.step_seconds
+        else f"a constant {steps[0]:.2g} s for each environment step"
+    )
     return (
         f"Prediction: with staleness={recipe.staleness} the iterations take {100 * apart / taking_turns:.0f} % of the "
-        f"time above, by a simulation of the loop ({known}), {devices}"
+        f"time above, by a simulation of the loop ({known}; {timed}), if the engine and the trainer have devices of "
+        "their own. On one device they share its speed, and only the time in which the engine waits for worlds is "
+        "gained."
     )
+
+
+def loop_of(recipe: Recipe, found: Episodes, train: float, staleness: int) -> Loop:
+    """Return the parameters of a recipe's simulated loop.
+
+    Args:
+        recipe: Recipe of the run. Each copy of the policy answers all its prompts at the same time.
+        found: Number of episodes.
+        train: Seconds from an iteration's last episode to its new policy.
+        staleness: Largest lag of a token.
+    """
+    assert recipe.explore is not None
+    slots = min(recipe.explore.concurrency, found.explore)
+    return Loop(recipe.iterations, found.explore, slots, train, staleness, replicas=copies_of(recipe))
+
+
+def copies_of(recipe: Recipe) -> int:
+    """Return the number of copies of the policy that play at the same time, on nodes of a cluster or in the engine."""
+    return replicas_of(recipe) or engine_settings(recipe).traits.copies
 
 
 def replicas_of(recipe: Recipe) -> int:
@@ -66,8 +85,8 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
         shape: Sizes of the model.
     """
     lines = []
-    if (nodes := replicas_of(recipe)) > 1:
-        lines.append(f"Prediction: {nodes} replicas play, each as fast as an engine on this machine.")
+    if (copies := copies_of(recipe)) > 1:
+        lines.append(f"Prediction: {copies} replicas play, each as fast as an engine on this machine.")
     if recipe.launch.processes > 1:
         lines.append(
             f"Prediction: {recipe.launch.processes} processes share the passes of a training if each has a GPU, and "
@@ -79,7 +98,18 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
         most = "up to " * (rank > (recipe.align.lora.rank if recipe.align.lora else 0))  # ranks add up
         lines.append(
             f"Prediction: each iteration passes {most}{weights / 1e9:.2g} GB of {'adapters' if rank else 'weights'} to "
-            f"the engine through a file. This takes {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time "
-            "above."
+            f"the engine {handover_of(recipe)} {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time above."
         )
     return lines
+
+
+def handover_of(recipe: Recipe) -> str:
+    """Return how an iteration's weights get to the engine, and the beginning of a sentence on the time."""
+    if engine_settings(recipe).traits.takes_models:
+        return (
+            f"from GPU to GPU (engine.handover={recipe.engine['handover']}), and writes the file too. The transfer was "
+            "never measured; writing and reading the file takes"
+        )
+    if replicas_of(recipe):
+        return "through a file, which Ray sends to the nodes. Writing and reading the file takes"
+    return "through a file. This takes"

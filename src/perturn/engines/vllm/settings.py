@@ -81,9 +81,15 @@ class VllmSettings:
         share = None if self.cache_gigabytes else self.options.get("gpu_memory_utilization", SHARE)
         if self.servers or self.sleep:
             share = 0.0
-        takes = self.handover != "disk"
         return EngineTraits(
-            True, packages, self.cache_gigabytes, share, rank, swaps_weights=True, takes_models=takes
+            True,
+            packages,
+            self.cache_gigabytes,
+            share,
+            rank,
+            swaps_weights=True,
+            takes_models=self.handover != "disk",
+            copies=len(self.servers) or self.replicas,
         )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
