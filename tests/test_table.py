@@ -15,6 +15,8 @@ from perturn.table import Table, check_names, locate, missing_methods, name_of, 
 from perturn.training.credit_choice import make_credit
 from support.guests import describe, read_again
 
+HELPER = " Begin the name of a helper with `_`."
+
 
 def install(folder, monkeypatch, entries):
     """Install a package that adds entries to a group."""
@@ -163,8 +165,8 @@ class _Settings:
             "credit _Beside has 'needs_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
         ),
         (_Kept, "credit _Kept has 'need', which is never read. Did you mean `needs`?"),
-        (_Override, "credit _Override has 'stepp', which is never read. Did you mean `step`?"),
-        (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?"),
+        (_Override, "credit _Override has 'stepp', which is never read. Did you mean `step`?" + HELPER),
+        (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?" + HELPER),
     ],
 )
 def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):

@@ -145,8 +145,9 @@ def check_names(
         present = _beside(entry, name) if overrides else public
         found = closest(name, meant.keys() - (present - declared.keys()), _SIMILAR)
         if found is not None:
+            remedy = " Begin the name of a helper with `_`." if callable(getattr(entry, name)) else ""
             raise ConfigError(
-                f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?"
+                f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?{remedy}"
             )
 
 

@@ -87,7 +87,8 @@ class _Unknown(SFT):
         ),
         (
             _MisspeltMethod,
-            "loss _MisspeltMethod has 'turn_diagnostic', which is never read. Did you mean `turn_diagnostics`?",
+            "loss _MisspeltMethod has 'turn_diagnostic', which is never read. Did you mean `turn_diagnostics`? "
+            "Begin the name of a helper with `_`.",
         ),
         (_Unknown, "there is no token input 'entropi'. Did you mean 'entropy'? Known: entropy."),
     ],

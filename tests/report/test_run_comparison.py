@@ -67,6 +67,11 @@ def test_other_protocols_are_refused_or_marked(two, make, changed, refused, diff
     assert ("Not like for like." in page.text) == bool(differs)
 
 
+def test_a_comparison_names_a_run():
+    with pytest.raises(RunError, match="no run is named; give the folder of a run before any settings"):
+        compare_runs([])
+
+
 def test_a_run_without_evaluation_is_not_compared(two):
     for file in (two[1] / "evaluation").glob("*.jsonl"):
         file.unlink()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,35 @@ def test_without_measured_steps_the_time_of_a_step_is_constant(tmp_path, monkeyp
 
     assert set(turns) == {(15.0, 5.0)}
     assert "a constant 5 s for each environment step" in said
+
+
+def test_steps_that_were_not_timed_are_said_to_count_as_nothing(tmp_path, monkeypatch):
+    said, _ = drawn(monkeypatch, recipe(tmp_path), replace(FOUND, seconds=0.0, step_seconds=()))
+
+    assert "environment steps were not timed, and count as 0 s" in said
+
+
+def test_environments_do_not_get_faster_by_copies_of_the_model(tmp_path, monkeypatch):
+    """A slow environment decides the time of an exploration, for one copy and for four."""
+    monkeypatch.setattr(dry_run, "generation_seconds", lambda *given: 1.0)
+    slow, times = replace(SIXTEEN, seconds=100.0), []
+    for engine in ({}, {"engine": VLLM | {"replicas": 4}}):
+        given = recipe(tmp_path, **engine)
+        stage = next(each for each in stages(given) if each.name.startswith("explore"))
+        _, seconds, _ = dry_run._cost(given, stage, slow, Machine(SHAPE, "cpu", 4, 1e9, 1e9, 1.0))
+        times.append(seconds)
+
+    assert times[0] == times[1] > 1600
+
+
+def test_the_handover_of_another_engine_is_named_without_a_setting(tmp_path, monkeypatch):
+    """An engine that takes models may have no setting `handover`."""
+    given = recipe(tmp_path)
+    monkeypatch.setattr(
+        overlap, "engine_settings", lambda recipe: SimpleNamespace(traits=SimpleNamespace(takes_models=True))
+    )
+
+    assert overlap.handover_of(given).startswith("from GPU to GPU, and writes the file too.")
 
 
 def test_steps_are_timed_if_the_loop_is_simulated(place, monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from perturn.study import study_files
 from perturn.study.tables.study_page import write_study_page
-from perturn.study.tables.verdicts import summarize
+from perturn.study.tables.verdicts import _on_ends, summarize
 from study.recorded_studies import make, write
 from support.pretended import episode
 
@@ -101,6 +101,19 @@ def test_a_learning_rate_at_an_end_of_its_sweep_is_named(tmp_path):
     assert [note for note in notes(tmp_path) if "learning rates" in note] == [
         "The lowest of the learning rates tried was chosen for dpo. The best rate may be lower.",
         "The highest of the learning rates tried was chosen for tlm-dre. The best rate may be higher.",
+    ]
+
+
+def test_rates_of_two_sections_are_two_sweeps():
+    """The rate of the alignment is at its top, which is below a rate of SFT, and SFT's rate is in its middle."""
+    tried = [(1e-5, 1e-6, False), (4e-5, 5e-6, False), (2e-5, 1e-5, True)]
+    tuning = [
+        {"method": "dpo", "point": {"sft.learning_rate": sft, "align.learning_rate": align}, "chosen": chosen}
+        for sft, align, chosen in tried
+    ]
+
+    assert list(_on_ends(tuning)) == [
+        "The highest of the learning rates tried was chosen for dpo. The best rate may be higher."
     ]
 
 

@@ -57,8 +57,10 @@ def compare_runs(folders: Sequence[Path], measure: Measure = by_score) -> list[V
         measure: How two sets of episodes are compared.
 
     Raises:
-        RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
+        RunError: If there is no folder, a folder holds no run, a file of it is malformed, or nothing can be compared.
     """
+    if not folders:
+        raise RunError("no run is named; give the folder of a run before any settings.")
     for index, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:index]]:
             raise RunError(f"{folder} is named twice; name each run once.")

@@ -281,6 +281,8 @@ def _cost(
     copies = copies_of(recipe)
     alone, together = ceil(episodes / copies), max(1, part.concurrency // copies)
     seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
+    if not replicas_of(recipe):  # the engine's copies share the model's work, and all environments are here
+        seconds = max(seconds, episodes * found.policy_turns(learned) * found.seconds)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, usable_cores())
     if has_head:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))

@@ -40,11 +40,11 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
         for staleness in (recipe.staleness, 0)
     )
     known = "turns as recorded" if counts else "turns between the expert's and the limit"
-    timed = (
-        f"times of {len(steps)} environment steps as measured now"
-        if found.step_seconds
-        else f"a constant {steps[0]:.2g} s for each environment step"
-    )
+    timed = f"a constant {steps[0]:.2g} s for each environment step"
+    if found.step_seconds:
+        timed = f"times of {len(steps)} environment steps as measured now"
+    elif not steps[0]:
+        timed = "environment steps were not timed, and count as 0 s"
     return (
         f"Prediction: with staleness={recipe.staleness} the iterations take {100 * apart / taking_turns:.0f} % of the "
         f"time above, by a simulation of the loop ({known}; {timed}), if the engine and the trainer have devices of "
@@ -106,8 +106,9 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
 def handover_of(recipe: Recipe) -> str:
     """Return how an iteration's weights get to the engine, and the beginning of a sentence on the time."""
     if engine_settings(recipe).traits.takes_models:
+        how = recipe.engine.get("handover")
         return (
-            f"from GPU to GPU (engine.handover={recipe.engine['handover']}), and writes the file too. The transfer was "
+            f"from GPU to GPU{f' (engine.handover={how})' if how else ''}, and writes the file too. The transfer was "
             "never measured; writing and reading the file takes"
         )
     if replicas_of(recipe):

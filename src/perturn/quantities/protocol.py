@@ -103,7 +103,7 @@ class Source:
     """Number of the iteration, from 1."""
 
     def policy(self, role: str) -> Reader:
-        """Load a policy, given its role or its name."""
+        """Load a policy, given a role or name that the quantity declares."""
         raise self._missing("a policy")
 
     def policy_name(self, role: str) -> str:
@@ -157,7 +157,7 @@ class DeclaredSource:
         Raises:
             ConfigError: If the quantity does not declare the policy.
         """
-        if role not in self._policies and role not in map(self._source.policy_name, self._policies):
+        if role not in self._policies:
             declared = ", ".join(f'"{each}"' for each in sorted({*self._policies, role}))
             raise ConfigError(
                 f"quantity {self._name!r} reads policy {role!r}, and does not declare it; write "

@@ -183,11 +183,13 @@ def _train(
         for callback in (stopping, *others):
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
-    _note_ranking(run, stage, trainer)
+    for callback in others:
+        trainer.remove_callback(callback)  # it is closed, and must not log the pass of the ranking
     if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
         merged = not keeps_adapters(recipe, stage.section)
         session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer, merged)
+    _note_ranking(run, stage, trainer)
     if stage.section == "align":
         session.keep(stage.policy, model)
     return _count_tokens(examples)
@@ -206,13 +208,12 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     """Return the files that a training stage makes: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
     noted = (paths.confidence, paths.reference, paths.loss, paths.agreement, paths.ranking)
-    notes = [each(mark) for each in noted]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
     if keeps_average(run.recipe) and stage.section == "align":
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
     if stage.name in ONCE or not makes(run.recipe, "pairs"):
         return made
-    return made + notes
+    return made + [each(mark) for each in noted]
 
 
 def _save_steps(settings: Train, rows: int) -> int:
@@ -308,8 +309,7 @@ def _note_ranking(run: Run, stage: Stage, trainer: TurnTrainer) -> None:
 
 def _say_ranking(run: Run, stage: Stage) -> None:
     """Print the content of `metrics/ranking.json`, if it exists."""
-    file = run.paths.ranking(stage.mark)
-    if file.is_file():
+    if (file := run.paths.ranking(stage.mark)).is_file():
         console.print(str(Ranking(**json.loads(file.read_text(encoding="utf-8")))))
 
 

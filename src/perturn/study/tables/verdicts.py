@@ -254,14 +254,19 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _on_ends(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a note for each end of a sweep of learning rates, with the methods whose chosen rate is at this end."""
-    rates: dict[str, list[tuple[float, bool]]] = {}
+    rates: dict[
+        tuple[str, str], list[tuple[float, bool]]
+    ] = {}  # (method, setting) -> (rate, whether it was chosen)
     for row in tuning:
         for key, value in row["point"].items():
             if key.rpartition(".")[2] == "learning_rate":
-                rates.setdefault(row["method"], []).append((float(value), row["chosen"]))
-    swept = {method: found for method, found in rates.items() if len({rate for rate, _ in found}) > 1}
+                rates.setdefault((row["method"], key), []).append((float(value), row["chosen"]))
+    swept = {swept: found for swept, found in rates.items() if len({rate for rate, _ in found}) > 1}
     for end, side, direction in ((min, "lowest", "lower"), (max, "highest", "higher")):
-        names = [method for method, found in swept.items() if (end(rate for rate, _ in found), True) in found]
+        chosen = (
+            method for (method, _), found in swept.items() if (end(rate for rate, _ in found), True) in found
+        )
+        names = list(dict.fromkeys(chosen))
         if names:
             yield (
                 f"The {side} of the learning rates tried was chosen for {', '.join(names)}. The best rate may be "
