@@ -1,6 +1,7 @@
 """Time and memory of stages, worked by hand, and the speeds of the machine."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from perturn.estimate.stage_costs import (
     training_seconds,
 )
 from perturn.policy.models import empty_model
+from perturn.training.pair_ranking import ranked
 
 SHAPE = ModelShape(
     parameters=1_000_000,
@@ -199,3 +201,23 @@ def test_a_pass_of_a_small_model_is_measured(tiny_folder):
     assert 0 < measured.passed < measured.trained
     large = replace(MACHINE, shape=replace(SHAPE, parameters=10**9))
     assert measure_passes(large, model, [20, 4, 10, 4], token_budget=64) == large
+
+
+@pytest.mark.parametrize(
+    ("iterations", "backend", "section", "needs_rejected", "rows", "pairs"),
+    [
+        (1, "local", "align", True, 100, 100),
+        (1, "local", "align", True, 300, 150),
+        (2, "local", "align", True, 100, 0),
+        (1, "tinker", "align", True, 100, 0),
+        (1, "local", "sft", True, 100, 0),
+        (1, "local", "align", False, 100, 0),
+    ],
+)
+def test_pairs_are_ranked_once_and_where_passes_are_free(
+    iterations, backend, section, needs_rejected, rows, pairs
+):
+    """At most 256 pairs, at regular steps."""
+    recipe = SimpleNamespace(iterations=iterations, backend={"name": backend})
+
+    assert ranked(recipe, section, needs_rejected, rows) == pairs

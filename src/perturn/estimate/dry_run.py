@@ -183,10 +183,12 @@ def _training_cost(
     work, processes = training_work(recipe, stage, found), recipe.launch.processes
     if machine is None:
         return work.text, None, None
-    reads_reference = locate("perturn.training.credit_choice:make_loss")(
-        work.settings.loss
-    ).traits.needs_reference
-    seconds = training_seconds(machine, work.settings, work.tokens, reads_reference, processes)
+    loss = locate("perturn.training.credit_choice:make_loss")(work.settings.loss).traits
+    seconds = training_seconds(machine, work.settings, work.tokens, loss.needs_reference, processes)
+    ranked = locate("perturn.training.pair_ranking:ranked")(
+        recipe, stage.section, loss.needs_rejected, work.rows
+    )
+    seconds += passing_seconds(machine, 2 * work.tokens * ranked / max(1, work.rows))
     seconds += fitting_seconds(machine, work.settings, work.rows, processes)
     training = locate("perturn.estimate.fit:training_of")(recipe, stage, work, found, machine, machine.device)
     engine = locate("perturn.estimate.fit:engine_bytes")(recipe, stage, found, training)

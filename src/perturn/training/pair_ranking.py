@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perturn.config.recipe import Recipe
 from perturn.policy.packing import Examples
 from perturn.training.turn_trainer import TurnTrainer
 
@@ -29,6 +30,19 @@ class Ranking:
     def __str__(self) -> str:
         before = "" if self.before is None else f"{100 * self.before:.1f} % before training, "
         return f"ranking accuracy on {self.pairs} pairs: {before}{100 * self.after:.1f} % after training"
+
+
+def ranked(recipe: Recipe, section: str, needs_rejected: bool, rows: int) -> int:
+    """Return the number of pairs that a training ranks at its end; 0 if its pass would be repeated or paid.
+
+    Args:
+        recipe: Recipe of the run.
+        section: Section of the training, such as `align`.
+        needs_rejected: Whether the loss reads both sides of pairs.
+        rows: Number of training rows.
+    """
+    once = section == "align" and recipe.iterations == 1 and recipe.backend["name"] == "local"
+    return len(range(0, rows, math.ceil(rows / MOST))) if once and needs_rejected and rows else 0
 
 
 def ranking(trainer: TurnTrainer, *, starts_as_reference: bool) -> Ranking:

@@ -46,7 +46,7 @@ from perturn.run.stages.pretraining_stage import base_episodes, heard
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
 from perturn.train_processes import from_leader, leads, world_size
-from perturn.training.pair_ranking import Ranking, ranking
+from perturn.training.pair_ranking import Ranking, ranked, ranking
 from perturn.training.turn_trainer import TurnTrainer
 
 ONCE = ("base", "sft")
@@ -299,8 +299,8 @@ def _note_ranking(run: Run, stage: Stage, trainer: TurnTrainer) -> None:
 
     It is left out where its forward pass would be repeated in each iteration, or paid to a service.
     """
-    cheap = run.recipe.iterations == 1 and run.recipe.backend["name"] == "local"
-    if stage.section == "align" and cheap and trainer.loss.traits.needs_rejected:
+    assert isinstance(trainer.train_dataset, Examples)
+    if ranked(run.recipe, stage.section, trainer.loss.traits.needs_rejected, len(trainer.train_dataset.rows)):
         found = ranking(trainer, starts_as_reference=stage.reference == stage.start)
         if leads():
             _write_json(run.paths.ranking(stage.mark), asdict(found))
