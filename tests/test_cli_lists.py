@@ -27,6 +27,13 @@ def test_help_shows_an_example(perturn, words):
     assert words or "Exit codes: 0 done; 1 a check found a problem; 2 a mistake" in output
 
 
+def test_help_shows_brackets_of_an_example(perturn):
+    """Rich would read them as markup, and leave them out."""
+    _, output, _ = perturn("init", "--help")
+
+    assert '"environment.kinds=[find-plant]"' in output
+
+
 def test_help_lists_the_loop_first(perturn):
     """The first command is `run`, and the stages follow in their order."""
     _, output, _ = perturn("--help")

@@ -61,7 +61,8 @@ def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str
         tasks = "the only task" if n == 1 else f"all {n} tasks"
         return (
             f"{a} is not distinguishable from {b}: their scores are identical on {tasks}.",
-            "There is no difference to test; more tasks may tell them apart.",
+            "There is no difference to test. More tasks help only if the policies act differently: compare their "
+            "episodes side by side.",
         )
     low, high = comparison["interval"]
     record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from perturn import __version__
 from perturn.display.progress_bars import console as notices
@@ -112,6 +113,6 @@ def command(
         codes: Description of additional exit codes; None if there are none.
         panel: Heading of the command in the list of commands.
     """
-    lines = [f"Example: perturn {name} {example}".rstrip() for example in examples]
+    lines = [f"Example: perturn {name} {escape(example)}".rstrip() for example in examples]
     exits = [f"Exit codes: {codes}"] if codes else []
     return app.command(name=name, epilog="\n".join([*lines, *exits]), rich_help_panel=panel)

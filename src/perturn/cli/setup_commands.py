@@ -30,7 +30,9 @@ def init(
     environment: Annotated[
         str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, local folder, tiny-agent, or smollm2-135m.")
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(help="Loss; default: tlm-dre, or ppo-clip without an expert."),

@@ -45,7 +45,8 @@ _DENSITY = (
     Chart(
         "Log-ratio",
         ("log_ratio/chosen", "log_ratio/rejected"),
-        "How far the policy has moved from its reference, in nats. It starts at 0.",
+        "How far the policy has moved from its reference, in nats. It starts at 0. If it stays there, training "
+        "hardly changed the policy.",
     ),
     Chart(
         "Gradient weight",
@@ -56,7 +57,7 @@ _DENSITY = (
     Chart(
         "Coefficient",
         ("coefficient",),
-        "C of the chosen side, without unit and gradient. Near 0, chosen episodes do not train.",
+        "The factor C of the loss for each chosen side. Near 0, chosen episodes do not train.",
         log=True,
     ),
     Chart(
@@ -75,7 +76,7 @@ _LOGGED = {
     "clip": ("Factor on the clip range", "As the credit wrote it, without unit."),
     "clip_share": ("Clip share", "Share of tokens whose gradient the clip removed."),
     "clipped_away": ("Clipped away", "Ratio times |advantage| where the clip removed the gradient, 0 elsewhere."),
-    "effective_batch_size": ("Effective batch size", "How many pairs lead the chosen side, of the pairs of a step."),
+    "effective_batch_size": ("Effective batch size", "Number of pairs that share the pull on the chosen side."),
     "entropy": ("Entropy", "Of the policy, in nats a token."),
     "importance": ("Importance", "Weight of a token for the difference between sampling and training, without unit."),
     "importance_capped": ("Importance at its cap", "Share of tokens."),
@@ -273,7 +274,7 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     index = next(mixed, 0)  # preferably a pair whose rejected turns have several weights
     pair = run.pairs[index]
     dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
-    mean = f"Mean of {len(rows)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
+    mean = f"Mean over {len(rows)} pairs, 95\u00a0% interval. Late turns may rest on one pair."
     drawn = []
     for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)

@@ -172,9 +172,12 @@ def _chosen(
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
-        protocol = _protocol_of_policy(model, environment) or _protocol(env, "action" if small else "react")
+        packaged = _protocol_of_policy(model, environment)
+        protocol = packaged or _protocol(env, "action" if small else "react")
         has_expert = "expert" in abilities_of(env)
     most = 128 if protocol.get("format") in ("react", "tools") else 32
+    if packaged and (trained_with := PROTOCOLS[packaged["name"]].sampling):
+        most = trained_with.max_new_tokens
     training: dict[str, Any] = {"batch_size": 4}
     if small:
         training["token_budget"] = 1024  # fits machines with little memory

@@ -81,7 +81,7 @@ function buildForm() {
       element("summary", {}, "Filters and order"),
       element("div", { class: "fields" },
         select("kind", "Kind of task", [["", "all"], ...kinds]),
-        select("outcome", "Outcome", [["", "all"], ["success", "success"], ["no-success", "no success"], ["limit", "cut at a limit"], ["failed", "FAILED"], ["goes-on", "goes on"]]),
+        select("outcome", "Outcome", [["", "all"], ["success", "success"], ["no-success", "no success"], ["limit", "ended by a limit"], ["failed", "FAILED"], ["goes-on", "goes on"]]),
         select("signal", "Signal", [["", "all"], ...catalogue.signals.map(({ name }) => [name, name])]),
         select("sort", "Order", orders),
         catalogue.runs.length > 1 ? select("run", "Run", [["", "all"], ...catalogue.runs.map((name) => [name, name])]) : element("input", { type: "hidden", name: "run" }),

@@ -1,7 +1,7 @@
 // The index of all episodes: columns of numbers, filtered and sorted without opening an episode.
 
 let catalogue = null;
-const ENDS = ["stopped", "ended by the environment", "cut at a limit", "FAILED", "goes on in the next iteration"];
+const ENDS = ["stopped", "ended by the environment", "ended by a limit", "FAILED", "goes on in the next iteration"];
 
 /** Decode the index, once. */
 async function loadCatalogue() {
