@@ -122,7 +122,7 @@ def work(folder: Path) -> None:
     trainer.train()
     trained = peak()
     if rank == 0 or world > 1:
-        training.save(trainer, folder / f"saved-{world}", False)
+        training.save(trainer, folder / f"saved-{world}", with_optimizer=False, merged=True)
     found = {
         "rank": rank,
         "imports_gb": imports,
