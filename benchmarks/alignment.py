@@ -23,7 +23,7 @@ import yaml
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.sections import Train
+from perturn.config.sections import Align
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.run.execute import run_stages
@@ -42,22 +42,22 @@ def align(base: Run, changes: dict[str, Any]) -> Run:
     settings = {**dataclasses.asdict(base.recipe.align), **changes}
     label = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:8]
     recipe = dataclasses.replace(
-        base.recipe, name=f"{base.recipe.name}-{label}", align=parse(Train, settings, "align")
+        base.recipe, name=f"{base.recipe.name}-{label}", align=parse(Align, settings, "align")
     )
     run = Run(recipe)
-    shutil.copy(base.pairs(), run.pairs())
-    link = run.checkpoint("sft")
+    shutil.copy(base.paths.pairs(), run.paths.pairs())
+    link = run.paths.checkpoint("sft")
     if not link.exists():
-        link.symlink_to(base.checkpoint("sft").resolve())
+        link.symlink_to(base.paths.checkpoint("sft").resolve())
     policy = str(recipe.align.loss["name"])
     run_stages(run, names=("align", f"evaluate-{policy}"))
-    shutil.rmtree(run.checkpoint(policy), ignore_errors=True)
+    shutil.rmtree(run.paths.checkpoint(policy), ignore_errors=True)
     return run
 
 
 def scores(run: Run, policy: str) -> dict[str, float]:
     """Return the score of each task."""
-    return {one.task.id: one.total_reward for one in read_trajectories(run.evaluation(policy))}
+    return {one.task.id: one.total_reward for one in read_trajectories(run.paths.evaluation(policy))}
 
 
 def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def summarize(changes: dict[str, Any], runs: list[tuple[Run, Run]]) -> dict[str,
     a = {task: sum(one[task] for one in ours) / len(ours) for task in tasks}
     b = {task: sum(one[task] for one in sft) / len(sft) for task in tasks}
     comparison = paired_comparison(a, b)
-    last = [json.loads(run.metrics("align").read_text().splitlines()[-1]) for _, run in runs]
+    last = [json.loads(run.paths.metrics("align").read_text().splitlines()[-1]) for _, run in runs]
     return {
         "align": changes,
         "seeds": [base.recipe.seed for base, _ in runs],
