@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from perturn.errors import check_fit
 from perturn.table import locate
@@ -78,3 +79,14 @@ def from_leader(value: T) -> T:
 def any_of(claim: bool) -> bool:
     """Return whether a claim is true in any process; all processes must call this."""
     return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))
+
+
+def leave() -> NoReturn:
+    """End this process once its work is written, without taking the interpreter down.
+
+    The model may keep the process group and its threads alive until then, and C++ aborts if they are destroyed.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -50,18 +52,31 @@ def place(tmp_path_factory, tiny_folder):
     return write_training(folder, tiny_folder, RECIPE)
 
 
+def settle(patch, place):
+    """Enter the folder, and fix the arithmetic: MKL's fastest code differs between CPUs, by more than a rounding."""
+    patch.chdir(place)
+    patch.setenv("PERTURN_CACHE", str(place / "cache"))
+    patch.setenv("OMP_NUM_THREADS", "1")
+    patch.setenv("MKL_CBWR", "COMPATIBLE")
+
+
 @pytest.fixture(autouse=True)
 def _here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("PERTURN_CACHE", str(place / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settle(monkeypatch, place)
 
 
 def trained(name, *words):
-    """Weights of a run that is done to its end in this process, and the processes that it starts."""
+    """Weights of a run that a command does to its end."""
+    started = Started(["run", "recipe.yaml", f"name={name}", *words], Path.cwd(), dict(os.environ))
+    printed = "".join(started.communicate())
+    assert started.returncode == 0, printed
+    return weights(name)
+
+
+def train_here(name, *words):
+    """Do a run to its end in this process, and the processes that it starts."""
     with open_run("recipe.yaml", [f"name={name}", *words]) as run:
         run_stages(run)
-    return weights(name)
 
 
 def weights(name):
@@ -72,8 +87,7 @@ def weights(name):
 def whole(place):
     """Weights of the run that one process trains."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setenv("PERTURN_CACHE", str(place / "cache"))
+        settle(patch, place)
         return trained("whole")
 
 
@@ -120,6 +134,24 @@ def test_two_processes_train_the_policy_of_one(whole, tmp_path, monkeypatch):
         assert run.is_done("align")
 
 
+LEAVING = """
+import atexit, threading
+from perturn.train_processes import leave
+atexit.register(print, "cleaned")
+threading.Thread(target=threading.Event().wait).start()  # the interpreter would wait for it
+leave()
+"""
+
+
+def test_a_process_that_is_done_leaves_threads_behind():
+    """Nothing takes the interpreter down, but functions that wait for the exit are called."""
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, "cleaned\n"), ended.stderr
+
+
 @pytest.mark.slow
 def test_adapters_that_two_processes_train_on_rounded_weights_are_merged_into_the_exact_ones(place):
     """The frozen weights equal the start's to the bit; the others differ by rounding to bfloat16."""
@@ -152,7 +184,13 @@ def test_whatever_is_killed_no_process_stays_and_the_command_goes_on(whole, kill
     if killed == "process":
         ranks()[-1].kill()
     elif killed == "torchrun":
+        stopped = ranks()  # or they would finish before they next look for torchrun
+        for each in stopped:
+            each.suspend()
         torchrun_of(driver_process).kill()
+        time.sleep(1)
+        for each in stopped:
+            each.resume()
     else:
         driver_process.send_signal(signal.SIGKILL if killed == "driver" else signal.SIGINT)
     printed = "".join(started.communicate())
@@ -207,9 +245,9 @@ def test_adapters_on_rounded_weights_do_not_resume_adapters_on_exact_ones(place)
     killed("exact", TWO, lora)
 
     with pytest.raises(
-        ModelError, match=r"checkpoint-4' .*go on with launch.sharding=none, or remove that folder"
+        ModelError, match=r"checkpoint-4' .*resume with launch.sharding=none, or remove the folder"
     ):
-        trained("exact", DIVIDED, lora)
+        train_here("exact", DIVIDED, lora)
 
 
 @pytest.mark.slow

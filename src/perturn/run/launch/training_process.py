@@ -22,7 +22,7 @@ from perturn.io.plain_data import error_text
 from perturn.run.launch.launch_files import LaunchFiles
 from perturn.run.session import Session
 from perturn.run.stages.train_stage import train_rows
-from perturn.train_processes import DRIVER, leader_first, leads
+from perturn.train_processes import DRIVER, leader_first, leads, leave
 
 _PAUSE = 0.5
 """Seconds between two checks that the driver is alive."""
@@ -77,3 +77,4 @@ def _end_with_the_driver() -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
+    leave()
