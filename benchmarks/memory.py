@@ -116,29 +116,19 @@ def conversations(rows: int) -> list[dict[str, Any]]:
 
 def begin(folder: Path, size: str) -> None:
     """Write the initial policy of a training."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from training_models import llama
 
     from perturn.chat.word_tokenizer import make_tokenizer
 
     told = [message["content"] for row in conversations(50) for message in row["messages"]]
     tokenizer = make_tokenizer(told, 4096)
-    hidden, layers, mlp, heads, key_heads, vocabulary = SIZES[size]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        intermediate_size=mlp,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    *shape, vocabulary = SIZES[size]
+    tokens = {
+        "bos_token_id": None,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    llama(shape, vocabulary, max_position_embeddings=4096, **tokens).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -297,7 +287,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def predictions() -> list[dict[str, Any]]:
-    """Return the gigabytes by formula of DPO in bfloat16 on GPUs: 8192 tokens in a pass, of which 30 % carry loss."""
+    """Return the gigabytes of DPO in bfloat16 on GPUs by formula: 8192 tokens in a pass, and loss on 30 % of them."""
     from perturn.estimate.memory import ModelShape, training_memory
 
     rows = []

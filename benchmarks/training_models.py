@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +24,19 @@ def threads() -> int:
 
 
 def make_model(size: str, vocab: int) -> Any:
-    """Return a Llama of random weights with tied embeddings, as in small models."""
-    hidden, layers, intermediate, heads, key_heads = SIZES[size]
+    """Return a Llama of one of `SIZES` with random weights."""
+    return llama(SIZES[size], vocab, max_position_embeddings=8192)
+
+
+def llama(shape: Sequence[int], vocab: int, **settings: Any) -> Any:
+    """Return a Llama of random weights with tied embeddings, as in small models.
+
+    Args:
+        shape: Hidden size, layers, intermediate size, heads and key heads.
+        vocab: Size of the vocabulary.
+        settings: Further settings of `LlamaConfig`.
+    """
+    hidden, layers, intermediate, heads, key_heads = shape
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -33,7 +45,7 @@ def make_model(size: str, vocab: int) -> Any:
         intermediate_size=intermediate,
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
-        max_position_embeddings=8192,
         tie_word_embeddings=True,
+        **settings,
     )
     return LlamaForCausalLM(config)

@@ -83,11 +83,11 @@ def block(name: str, found: dict[str, Any]) -> str:
     if found["gradients"]:
         parts.append(table(found, OF_GRADIENTS, cost=True))
         parts += withheld(found)
-    said = "\n".join(f"- {claim}: {', '.join(names)}." for claim, names in claims(found["sentences"]).items())
+    said = [f"| {claim} | {', '.join(names)} |" for claim, names in claims(found["sentences"]).items()]
     parts.append(
-        f"The intervals support these statements:\n\n{said}"
+        "\n".join(["| what the intervals allow to say | credits |", "|---|---|", *said])
         if said
-        else "No interval is narrow enough for a statement."
+        else "No interval is narrow enough for a sentence."
     )
     if found["left_out"]:
         parts.append(

@@ -93,7 +93,7 @@ def test_the_study_of_dmpo_on_scienceworld(tiny_folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_study_of_dmpo_on_webshop(shop, tiny_folder, tmp_path):
-    """On a small catalogue, of which one goal is `dev`."""
+    """On a small catalogue, with one goal in the split `dev`."""
     splits = {"train": [0, 4], "dev": [4, 5], "test": [5, None]}
     world = {"environment.files": shop["files"], "environment.splits": splits}
     said = dry_run("dmpo-webshop", world, tmp_path, tiny_folder, "tune.tasks.n=1")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -97,8 +98,13 @@ def test_the_largest_numbers_overflow_nothing(tmp_path, name):
     rows = [row | {"task": {"id": str(number)}} for number in range(5)]
     fill(tmp_path, name, b"".join(json.dumps(each).encode() + b"\n" for each in rows))
 
-    Console(file=io.StringIO()).print(render(Watcher(tmp_path).look()))
-    write_report(tmp_path)
+    shown = io.StringIO()
+    Console(file=shown).print(render(Watcher(tmp_path).look()))
+    page = write_report(tmp_path)
+
+    assert shown.getvalue().strip()
+    assert page.name == "report.html"
+    assert not re.search(r"\b(NaN|Infinity)\b", (tmp_path / "summary.json").read_text())
 
 
 @fuzzed
@@ -109,8 +115,10 @@ def test_watched(tmp_path_factory, bad):
 
     with answers(bad[0]):
         state = Watcher(folder).look()
-        Console(file=io.StringIO()).print(render(state))
-        json.dumps(state.to_dict())
+        shown = io.StringIO()
+        Console(file=shown).print(render(state))
+        assert shown.getvalue().strip()
+        assert json.loads(json.dumps(state.to_dict()))
 
 
 @pytest.mark.slow
@@ -121,4 +129,4 @@ def test_reported(tmp_path_factory, bad):
     fill(folder, *bad)
 
     with answers(bad[0]):
-        write_report(folder)
+        assert write_report(folder).read_text(encoding="utf-8").endswith("</html>")

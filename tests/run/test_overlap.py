@@ -10,7 +10,7 @@ from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.config.stages import stages
 from perturn.data.store import write_records
-from perturn.estimate import dry_run, overlap
+from perturn.estimate import dry_run, overlap, stage_costs
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes
 from perturn.estimate.machine_speed import Machine
 from perturn.estimate.memory import ModelShape
@@ -48,7 +48,7 @@ CLUSTER = {"cluster": {"address": "local", "engines": 4}, "staleness": 0}
 def test_replicas_of_the_recipe_share_the_episodes(sections, copies, tmp_path, monkeypatch):
     """In the simulated loop, and in the time of an exploration: each has a part of the episodes and of the slots."""
     asked = []
-    monkeypatch.setattr(dry_run, "generation_seconds", lambda *given: asked.append(given[2:4]) or 1.0)
+    monkeypatch.setattr(stage_costs, "generation_seconds", lambda *given: asked.append(given[2:4]) or 1.0)
     given = recipe(tmp_path, **sections)
     stage = next(each for each in stages(given) if each.name.startswith("explore"))
 
@@ -90,7 +90,7 @@ def test_steps_that_were_not_timed_are_said_to_count_as_nothing(tmp_path, monkey
 
 def test_environments_do_not_get_faster_by_copies_of_the_model(tmp_path, monkeypatch):
     """A slow environment decides the time of an exploration, for one copy and for four."""
-    monkeypatch.setattr(dry_run, "generation_seconds", lambda *given: 1.0)
+    monkeypatch.setattr(stage_costs, "generation_seconds", lambda *given: 1.0)
     slow, times = replace(SIXTEEN, seconds=100.0), []
     for engine in ({}, {"engine": VLLM | {"replicas": 4}}):
         given = recipe(tmp_path, **engine)
@@ -145,7 +145,7 @@ def test_steps_are_timed_if_the_loop_is_simulated(place, monkeypatch):
     ],
 )
 def test_the_way_of_the_weights_is_the_engines(sections, says, tmp_path):
-    """Files, or from GPU to GPU; a transfer that nobody has measured is not given a time."""
+    """Files, or from GPU to GPU. The transfer between GPUs was never measured, so it gets no time."""
     told = overlap.side_by_side(recipe(tmp_path, **sections), SHAPE)[-1]
 
     assert says in told

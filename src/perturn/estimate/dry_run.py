@@ -26,11 +26,11 @@ from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
     REPORT_SECONDS,
     fitting_seconds,
-    generation_seconds,
     judged_tokens,
     opening_seconds,
     passing_seconds,
     playing_gb,
+    rollout_seconds,
     trained_tokens,
     training_seconds,
 )
@@ -280,18 +280,25 @@ def _cost(
     if not (recipe.base or recipe.sft or recipe.align):
         # An untrained model may write as little as the expert or up to the limit: assume the geometric mean.
         most = ceil(sqrt(most * min(most, found.said)))
-    copies = copies_of(recipe)
-    alone, together = ceil(episodes / copies), max(1, part.concurrency // copies)
-    seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
-    if not replicas_of(recipe):  # the engine's copies share the model's work, and all environments are here
-        seconds = max(seconds, episodes * found.policy_turns(learned) * found.seconds)
-    seconds += opening_seconds(machine, found, episodes, part.concurrency, usable_cores())
+    copies, on_nodes = copies_of(recipe), bool(replicas_of(recipe))
+    seconds = rollout_seconds(
+        machine,
+        found,
+        episodes,
+        part.concurrency,
+        learned,
+        most,
+        candidates,
+        copies=copies,
+        on_nodes=on_nodes,
+    )
     if has_head:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
-    if replicas_of(recipe):
+    if on_nodes:
         return work, seconds, found.memory_gb
     limit = engine_settings(recipe).traits.cache_gigabytes
-    return work, seconds, playing_gb(machine, found, min(together, alone), learned, limit)
+    together = min(max(1, part.concurrency // copies), ceil(episodes / copies))
+    return work, seconds, playing_gb(machine, found, together, learned, limit)
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:

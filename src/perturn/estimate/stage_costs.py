@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from perturn.config.sections import Align, Train
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.memory import cache_bytes
+from perturn.train_processes import usable_cores
 
 if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
@@ -74,6 +75,31 @@ def generation_seconds(
     step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
     playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step
     return max(playing * machine.crowd, episodes * turns * found.seconds)
+
+
+def rollout_seconds(
+    machine: Machine,
+    found: Episodes,
+    episodes: int,
+    concurrency: int,
+    learned: bool,
+    most: int,
+    candidates: int,
+    *,
+    copies: int,
+    on_nodes: bool,
+) -> float:
+    """Return the seconds of rollouts with their start; see `generation_seconds` for the first arguments.
+
+    Args:
+        copies: Number of copies of the model, which share the episodes.
+        on_nodes: Whether each copy has environments beside it. Otherwise all environments are in one place.
+    """
+    alone, together = ceil(episodes / copies), max(1, concurrency // copies)
+    seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
+    if not on_nodes:
+        seconds = max(seconds, episodes * found.policy_turns(learned) * found.seconds)
+    return seconds + opening_seconds(machine, found, episodes, concurrency, usable_cores())
 
 
 def opening_seconds(

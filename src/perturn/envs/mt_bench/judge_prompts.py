@@ -74,6 +74,12 @@ _GRADE = (
 )
 
 
+def _asked(number: str, reference: bool) -> list[str]:
+    """Return the sections of a question, and of its correct answer if there is one."""
+    correct = [f"=== Correct answer ===\n{{ref_answer{number or '_1'}}}"] if reference else []
+    return [f"=== Question ===\n{{question{number}}}", *correct]
+
+
 def _own(held: tuple[str, ...]) -> Form:
     """Return Perturn's own template with the given placeholders."""
     second, reference = "answer_2" in held, "ref_answer_1" in held
@@ -81,8 +87,7 @@ def _own(held: tuple[str, ...]) -> Form:
     compare = " Compare it with the correct answer, and name each error." if reference else ""
     parts = [_GRADE.format(graded=graded, compare=compare)]
     for number in ("_1", "_2") if second else ("",):
-        parts.append(f"=== Question ===\n{{question{number}}}")
-        parts += [f"=== Correct answer ===\n{{ref_answer{number or '_1'}}}"] if reference else []
+        parts += _asked(number, reference)
         parts.append(f"=== Answer of the model ===\n{{answer{number}}}")
     return Form(_SYSTEM, "\n\n".join([*parts, "=== End ==="]))
 
@@ -106,8 +111,7 @@ def _own_pair(held: tuple[str, ...]) -> Form:
     numbers = ("_1", "_2") if second else ("",)
     parts = [_CHOOSE.format(compared=compared, check=check)]
     for number in numbers:
-        parts.append(f"=== Question ===\n{{question{number}}}")
-        parts += [f"=== Correct answer ===\n{{ref_answer{number or '_1'}}}"] if reference else []
+        parts += _asked(number, reference)
     for side in ("a", "b"):
         for number in numbers:
             which = {"_1": "First answer", "_2": "Second answer", "": "Answer"}[number]

@@ -71,13 +71,10 @@ def feedback_gains(
         members = [i for i, one in played if len(one.turns) > 1 and not failed(one)]
         asked: dict[int, Encoded] = {}
         for i in members:
-            seen = _within(renderer, trajectories[i], limit)
-            masked = masked_turns(renderer, trajectories[i], placeholder)
-            fits = {t: one for t, one in masked.items() if limit is None or one.longest <= limit}
-            fits = {t: one for t, one in fits.items() if seen is not None and t in seen.loss_turns}
-            left_out += len(masked) - len(fits)
-            if seen is not None and fits:
-                asked[i] = _beside(seen, fits, len(found[i]))
+            encoded, dropped = _asked(renderer, trajectories[i], placeholder, limit)
+            left_out += dropped
+            if encoded is not None:
+                asked[i] = encoded
         with frozen(model):
             logprobs = compute_logprobs(model, list(asked.values()), token_budget)
         for (i, encoded), own in zip(asked.items(), logprobs, strict=True):
@@ -95,6 +92,18 @@ def feedback_gains(
             limit,
         )
     return found
+
+
+def _asked(
+    renderer: Renderer, one: Trajectory, placeholder: str, limit: int | None
+) -> tuple[Encoded | None, int]:
+    """Return an episode beside its contexts with the placeholder, None if none fits, and the number that do not fit."""
+    seen = _within(renderer, one, limit)
+    masked = masked_turns(renderer, one, placeholder)
+    fits = {t: each for t, each in masked.items() if limit is None or each.longest <= limit}
+    fits = {t: each for t, each in fits.items() if seen is not None and t in seen.loss_turns}
+    encoded = _beside(seen, fits, len(one.turns)) if seen is not None and fits else None
+    return encoded, len(masked) - len(fits)
 
 
 def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
