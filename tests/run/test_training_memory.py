@@ -290,7 +290,9 @@ def test_sizes_that_are_predicted_are_the_models(size, config):
 def test_the_docs_have_the_predictions_of_the_formula():
     """From 0.5B to 70B; the text says that nothing has checked them."""
     text = (Path(__file__).parents[2] / "docs/how-to/estimate.md").read_text(encoding="utf-8")
-    shown = text.partition("The next table has **predictions**, which no measurement has checked")[2]
+    shown = text.partition(
+        "The next table has **predictions** of the formula, which no measurement has checked"
+    )[2]
     rows = benchmark("memory").predictions()
 
     assert {row["size"] for row in rows} == {"0.5B", "7B", "70B"}

@@ -249,6 +249,13 @@ def _cost(
         return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
         return _training_cost(recipe, stage, found, machine)
+    return _playing_cost(recipe, stage, found, machine)
+
+
+def _playing_cost(
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
+    """Return an exploration's or evaluation's work in words, its seconds and gigabytes."""
     explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
@@ -281,23 +288,16 @@ def _cost(
         # An untrained model may write as little as the expert or up to the limit: assume the geometric mean.
         most = ceil(sqrt(most * min(most, found.said)))
     copies, on_nodes = copies_of(recipe), bool(replicas_of(recipe))
+    concurrency = part.concurrency
     seconds = rollout_seconds(
-        machine,
-        found,
-        episodes,
-        part.concurrency,
-        learned,
-        most,
-        candidates,
-        copies=copies,
-        on_nodes=on_nodes,
+        machine, found, episodes, concurrency, learned, most, candidates, copies=copies, on_nodes=on_nodes
     )
     if has_head:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     if on_nodes:
         return work, seconds, found.memory_gb
     limit = engine_settings(recipe).traits.cache_gigabytes
-    together = min(max(1, part.concurrency // copies), ceil(episodes / copies))
+    together = min(max(1, concurrency // copies), ceil(episodes / copies))
     return work, seconds, playing_gb(machine, found, together, learned, limit)
 
 

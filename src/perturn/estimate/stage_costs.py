@@ -89,11 +89,10 @@ def rollout_seconds(
     copies: int,
     on_nodes: bool,
 ) -> float:
-    """Return the seconds of rollouts with their start; see `generation_seconds` for the first arguments.
+    """Return the seconds of rollouts with their start; see `generation_seconds` for the positional arguments.
 
-    Args:
-        copies: Number of copies of the model, which share the episodes.
-        on_nodes: Whether each copy has environments beside it. Otherwise all environments are in one place.
+    The copies of the model share the episodes. If copies are `on_nodes`, each has environments beside it; otherwise all
+    environments are in one place, and more copies do not make them faster.
     """
     alone, together = ceil(episodes / copies), max(1, concurrency // copies)
     seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
