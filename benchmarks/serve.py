@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.api.episodes import collect
+from perturn.api.collect_and_evaluate import collect
 from perturn.chat.model_names import resolve_model
 from perturn.engines import Serving
 from perturn.engines.engine_process import EngineProcess

@@ -85,7 +85,7 @@ ALLOWED = {
     "training/turn_trainer.py:TurnTrainer.training_step": "an optimizer, which need not have modes",
     "rotary.py:steady_length": _MODEL,
     "rotary.py:usable_length": _MODEL,
-    "api/episodes.py:_maker": _CALLER,
+    "api/collect_and_evaluate.py:_maker": _CALLER,
     "train_processes.py:usable_cores": _SYSTEM,
     "estimate/memory.py:model_shape": _MODEL,
     "envs/agent/adapters/openenv_adapter.py:_call": "an observation of OpenEnv, which has kinds of its own",

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from perturn.errors import ConfigError
-from perturn.formats import column_files
+from perturn.formats import hub_and_parquet
 from perturn.formats.read_rows import open_rows, read_rows
 
 ROWS = [{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}]
@@ -47,7 +47,7 @@ def test_without_datasets_the_hub_is_not_asked(tmp_path, monkeypatch):
     """A misspelt path may look like a name of the Hub, so the message says that there is no such file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    column_files.hub_rows.cache_clear()
+    hub_and_parquet.hub_rows.cache_clear()
 
     with pytest.raises(ConfigError) as raised:
         open_rows("owner/name:train")

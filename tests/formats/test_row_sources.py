@@ -15,7 +15,7 @@ import pytest
 
 from perturn.data.store import write_records
 from perturn.errors import DataError, PerturnError
-from perturn.formats import column_files
+from perturn.formats import hub_and_parquet
 from perturn.formats.read_rows import Tally, open_rows, read_each, read_rows, rows_of
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
@@ -97,7 +97,7 @@ def test_packed_lines_and_arrays(tmp_path, packing, pack):
 
 def test_columns_are_read_a_batch_at_a_time(tmp_path, monkeypatch):
     """Parquet, and both forms of Arrow; nulls that Arrow filled in are no keys."""
-    monkeypatch.setattr(column_files, "_BATCH", 2)
+    monkeypatch.setattr(hub_and_parquet, "_BATCH", 2)
     rows = [row | {"tools": None if n else "[]"} for n, row in enumerate(ROWS)]
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "parquet")
@@ -287,9 +287,9 @@ def on_hub(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    column_files.hub_rows.cache_clear()
+    hub_and_parquet.hub_rows.cache_clear()
     yield asked
-    column_files.hub_rows.cache_clear()
+    hub_and_parquet.hub_rows.cache_clear()
 
 
 def test_data_sets_of_the_hub(on_hub, tmp_path, monkeypatch):

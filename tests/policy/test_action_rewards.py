@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from perturn.policy.action_value_head import ImplicitReward, episode_logprobs
+from perturn.policy.action_scorers import ImplicitReward, episode_logprobs
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import Action, Prompt, Task, Trajectory, Turn

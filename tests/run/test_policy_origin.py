@@ -16,7 +16,7 @@ from perturn.data.run_paths import OPTIMIZER, RunPaths
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.estimate.dry_run import make_plan
-from perturn.policy.action_value_head import ActionValues
+from perturn.policy.action_scorers import ActionValues
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize

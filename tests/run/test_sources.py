@@ -12,7 +12,7 @@ from perturn.config.recipe import Recipe
 from perturn.data.file_seals import read_manifest
 from perturn.data.store import read_pairs
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.formats import column_files
+from perturn.formats import hub_and_parquet
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.recorded_inputs import changes
 
@@ -73,7 +73,7 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     """They are gone where the cache is cleared, which matters to no stage that has read them."""
     held = datasets.load_from_disk("saved")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict({"train": held}))
-    column_files.hub_rows.cache_clear()
+    hub_and_parquet.hub_rows.cache_clear()
     folder = paired("owner/name:train")
     noted = read_manifest(folder)["inputs"]
 
@@ -81,7 +81,7 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     assert changes(noted) == []
     shutil.rmtree("saved")
     assert [(each.setting, each.gone) for each in changes(noted)] == [("rows.path", True)]
-    column_files.hub_rows.cache_clear()
+    hub_and_parquet.hub_rows.cache_clear()
 
 
 @pytest.mark.parametrize(

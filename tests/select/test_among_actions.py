@@ -15,7 +15,7 @@ from perturn.data.store import read_trajectories
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError, EngineFailure
-from perturn.policy.action_value_head import ImplicitReward
+from perturn.policy.action_scorers import ImplicitReward
 from perturn.quantities.readers import open_reader
 from perturn.report import summarize, write_report
 from perturn.run.execute import check, open_run, run_stages

@@ -13,7 +13,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError
-from perturn.policy.action_value_head import ActionValues
+from perturn.policy.action_scorers import ActionValues
 from perturn.quantities.readers import open_reader
 from perturn.report import summarize
 from perturn.run.execute import check, open_run, run_stages

@@ -6,7 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from perturn.api.episodes import collect
+from perturn.api.collect_and_evaluate import collect
 from perturn.chat.model_names import load_tokenizer
 from perturn.engines.local.engine import LocalEngine
 from perturn.envs.alfworld.generated_games import ALFWorldLike

@@ -13,8 +13,8 @@ import pytest
 from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 from perturn.serve import Endpoint, ServeSettings
-from perturn.serve.reader import read_conversation
 from perturn.serve.record import LOST
+from perturn.serve.request_parser import read_conversation
 from perturn.types import Sampling, Status, Task
 from support.endpoint_calls import ASKED, ask, post, recorded, text
 from support.scripted import Scripted, action

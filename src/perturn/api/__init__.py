@@ -4,7 +4,7 @@ Each function runs the same code as its stage in a run. Resuming, the record of 
 folder.
 """
 
-from perturn.api.episodes import Score, collect, evaluate
+from perturn.api.collect_and_evaluate import Score, collect, evaluate
 from perturn.api.make_rows import make_rows
 from perturn.api.trainer import Trainer, train
 from perturn.api.weighing import weigh

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from perturn.errors import DataError
-from perturn.formats.column_files import HubName, hub_name, hub_rows, read_columns
+from perturn.formats.hub_and_parquet import HubName, hub_name, hub_rows, read_columns
 from perturn.formats.json_stream import Record, read_json_lines, read_json_values
 from perturn.formats.unreadable_files import what_bytes, what_folder, what_text
 from perturn.io.read_input import parse_json, read_text, user_path

@@ -34,7 +34,7 @@ from perturn.data.run_folder import Run, run_folder
 from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.formats.column_files import HubName, hub_name, hub_rows
+from perturn.formats.hub_and_parquet import HubName, hub_name, hub_rows
 from perturn.io.user_code import load_object, module_files
 from perturn.table import guarded, locate
 from perturn.table_index import table

@@ -35,7 +35,7 @@ class ImplicitReward:
             if start is None:
                 _say_untrained(inputs, "sample of each task is scored")
                 return _equal(episodes)
-            of_episodes = locate("perturn.policy.action_value_head:episode_logprobs")
+            of_episodes = locate("perturn.policy.action_scorers:episode_logprobs")
             theirs = of_episodes(start, episodes)
             del start  # keeps only one policy in memory
             ours = of_episodes(inputs.open_policy(), episodes)
@@ -48,9 +48,7 @@ class ImplicitReward:
         start = inputs.open_start()
         if start is None:
             _say_untrained(inputs, "action of each turn is taken")
-        reward = start and locate("perturn.policy.action_value_head:ImplicitReward")(
-            start.model, start.renderer
-        )
+        reward = start and locate("perturn.policy.action_scorers:ImplicitReward")(start.model, start.renderer)
 
         def scores(task: Task, prompt: Prompt, actions: Sequence[Action]) -> Sequence[float]:
             return reward(prompt, actions) if reward else _equal(actions)

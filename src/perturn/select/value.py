@@ -16,7 +16,7 @@ class Value:
     """Take the candidate with the highest expected total reward, predicted by a ridge head on hidden states.
 
     The head is trained on the outcomes of explored tasks alone, and sees no results of held-out tasks. See
-    `perturn.policy.action_value_head`.
+    `perturn.policy.action_scorers`.
 
     Source: ours. Values guide the search at test time in Q-guided search, QLASS (Lin et al. 2025), arXiv:2502.02584.
     Differs: a linear head on the frozen policy replaces a trained model.
@@ -42,7 +42,7 @@ class Value:
     def _head(self, inputs: SelectorInputs) -> Any:
         """Return the trained head, and write its figures to `inputs.counts`."""
         policy = inputs.open_policy()
-        make = locate("perturn.policy.action_value_head:ActionValues")
+        make = locate("perturn.policy.action_scorers:ActionValues")
         head = make(policy.model, policy.renderer, inputs.explored(), policy.token_budget)
         inputs.counts.update(value_episodes=head.episodes, value_tokens=head.tokens)
         if head.explained is not None:

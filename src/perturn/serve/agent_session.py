@@ -17,7 +17,7 @@ from perturn.episodes.tool_calls import as_text, understand
 from perturn.errors import BudgetError, ContextFull, EngineFailure
 from perturn.io.plain_data import fault, mended, mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
-from perturn.serve.reader import Reader
+from perturn.serve.request_parser import RequestParser
 from perturn.turns import OPENS, Opening
 from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
 
@@ -57,7 +57,7 @@ class Session:
     """Sampling settings of all answers; None: the settings in each request."""
     reads_thoughts: bool = True
     """Whether the policy reads the thoughts of earlier turns."""
-    reader: Reader = field(default_factory=Reader)
+    parser: RequestParser = field(default_factory=RequestParser)
     is_automatic: bool = False
     """Whether the session's requests name no session, so that they are assigned to it by their conversation."""
     reward: float = 0.0
@@ -105,7 +105,7 @@ class Session:
 
     def position(self) -> Position:
         """Return which recorded turn the last read request continues."""
-        return self.reader.position(self._sequences)
+        return self.parser.position(self._sequences)
 
     def begin(self, position: Position, ask: Ask) -> list[Prompt]:
         """Start a request: return one prompt for each requested answer.

@@ -24,8 +24,8 @@ from perturn.io.plain_data import error_text
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
-from perturn.serve.reader import Reader, continued
 from perturn.serve.record import LOST, Record
+from perturn.serve.request_parser import RequestParser, continued
 from perturn.serve.reward_call import Closed, Judge, RewardCall
 from perturn.serve.settings import ServeSettings
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
@@ -72,7 +72,7 @@ class SessionManager:
 
     # Find the session of a request.
 
-    def find_or_open(self, name: str, reader: Reader | None = None) -> Session:
+    def find_or_open(self, name: str, parser: RequestParser | None = None) -> Session:
         """Return the session of a name; open it if it is not open.
 
         Raises:
@@ -88,7 +88,7 @@ class SessionManager:
                 "session_ended",
                 "session",
             )
-        return self.open(name, Task(name), reader=reader)
+        return self.open(name, Task(name), parser=parser)
 
     def check_name(self, name: str) -> None:
         """Check the name of a session.
@@ -128,7 +128,7 @@ class SessionManager:
         sampling: Sampling | None = None,
         is_kept: bool = False,
         is_automatic: bool = False,
-        reader: Reader | None = None,
+        parser: RequestParser | None = None,
     ) -> Session:
         """Open a session.
 
@@ -161,7 +161,7 @@ class SessionManager:
             seed,
             sampling,
             reads_thoughts=self._reads_thoughts,
-            reader=reader or Reader(),
+            parser=parser or RequestParser(),
             is_automatic=is_automatic,
         )
         if is_kept:
@@ -194,21 +194,21 @@ class SessionManager:
             return ask, self._by_conversation(ask)
         else:
             session = self._sessions.get(name)
-        reader = Reader() if session is None else session.reader
-        reader.read(ask)  # before opening a session, so that a malformed request opens none
-        return ask, self.find_or_open(str(name), reader) if session is None else session
+        parser = RequestParser() if session is None else session.parser
+        parser.read(ask)  # before opening a session, so that a malformed request opens none
+        return ask, self.find_or_open(str(name), parser) if session is None else session
 
     def _by_conversation(self, ask: Ask) -> Session:
         """Return the session whose conversation a request continues; open a new session if there is none."""
-        reader = Reader()
-        reader.read(ask)
-        key = reader.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
+        parser = RequestParser()
+        parser.read(ask)
+        key = parser.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
         session = self._automatic.get(key) if key else None
         if session is not None:
-            session.reader.read(ask)
+            session.parser.read(ask)
             return session
         name = f"auto-{secrets.token_hex(8)}"
-        return self.open(name, Task(name), is_automatic=True, reader=reader)
+        return self.open(name, Task(name), is_automatic=True, parser=parser)
 
     async def answer(self, session: Session, ask: Ask, response: str) -> Reply:
         """Answer a request, and record its turns.

@@ -16,7 +16,8 @@ from typing import Any
 import openai
 
 from perturn.engines.api.completion import read_completion, read_usage, to_chat
-from perturn.engines.api.ledger import Ledger, LimitedClient, OversizedAnswer
+from perturn.engines.api.ledger import Ledger
+from perturn.engines.api.limited_client import LimitedClient, OversizedAnswer
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.context_limit import says_context_full
 from perturn.engines.event_loop import EventLoop

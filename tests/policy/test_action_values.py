@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from perturn.chat.tokens import Renderer
 from perturn.errors import RunError
-from perturn.policy.action_value_head import ActionValues
+from perturn.policy.action_scorers import ActionValues
 from perturn.policy.value_heads import PENALTIES, action_features, fit_values
 from perturn.types import Action, Prompt, Status, Task, Trajectory, Turn
 from support.models import make_tiny_model

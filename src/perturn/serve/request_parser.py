@@ -26,7 +26,7 @@ _PLAIN = ("system", "user", "assistant")
 """Roles of messages that need no parsing if their only content is a text."""
 
 
-class Reader:
+class RequestParser:
     """Parser of one session's requests, which also finds the recorded turn that a request continues."""
 
     def __init__(self) -> None:
