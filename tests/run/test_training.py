@@ -35,10 +35,6 @@ align:
   learning_rate: 1.0e-3
   save_steps: 1000
 """
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
-    "from perturn.cli import main; main()"
-)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +83,7 @@ def checkpoints(name):
 @pytest.mark.slow
 def test_ctrl_c_in_training_leaves_a_checkpoint_of_the_step_and_loses_nothing(whole):
     """Before, up to `save_steps` steps were lost, and nothing was said; going on prints no warning of libraries."""
-    command = [sys.executable, "-W", "default", "-c", INTERRUPTIBLE, "run", "recipe.yaml", "name=stopped"]
+    command = [sys.executable, "-W", "default", "-m", "perturn", "run", "recipe.yaml", "name=stopped"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while process.poll() is None and steps("stopped") < 2:
         time.sleep(0.01)
@@ -119,13 +115,13 @@ def raising(*signals, at):
 
 @pytest.fixture
 def usual_handlers():
-    """Those of a terminal: a process that was started in the background ignores Ctrl-C."""
-    kept = (
-        signal.signal(signal.SIGINT, signal.default_int_handler),
-        signal.signal(signal.SIGTERM, signal.SIG_DFL),
-    )
+    """Those of a process that begins; afterwards as they were."""
+    kept = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    }
     yield
-    for each, handler in zip((signal.SIGINT, signal.SIGTERM), kept, strict=True):
+    for each, handler in kept.items():
         signal.signal(each, handler)
 
 
