@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from free_port import free_port
+from training_models import llama
 
 from perturn.free_memory import release_memory
 
@@ -116,8 +117,6 @@ def conversations(rows: int) -> list[dict[str, Any]]:
 
 def begin(folder: Path, size: str) -> None:
     """Write the initial policy of a training."""
-    from training_models import llama
-
     from perturn.chat.word_tokenizer import make_tokenizer
 
     told = [message["content"] for row in conversations(50) for message in row["messages"]]

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from support.recorded import Recordings
 
 # Torch reads this when it is imported, which happens later. Child processes of tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A run of tests in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test simulates a power cut, so files need not be flushed to disk, which takes milliseconds for each file.
 os.fsync = lambda descriptor: None
 pytest_addoption = budget.pytest_addoption

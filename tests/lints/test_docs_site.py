@@ -73,6 +73,14 @@ def test_links_to_files_of_the_repository_lead_to_their_pages_on_the_site():
         made("index.md", "[a](../NOTHING.md)")
 
 
+def test_a_search_for_a_name_finds_its_own_page_first():
+    """The page of `grpo` counts more than the page of `dr-grpo`, which has the word more often."""
+    found = load_hooks().entry_pages()
+
+    assert found["methods/credits/grpo.md"].startswith("---\nsearch: {boost: 4}\n---\n# ")
+    assert found["methods/credits/dr-grpo.md"].startswith("# ")
+
+
 def test_the_table_of_extras_has_all_of_them():
     """With what each is for and brings; made from pyproject.toml as the site is built."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -92,6 +92,7 @@ def test_the_navigation_marks_where_the_reader_is(visit, file):
     with visit(file, VIEWS["episode"]) as tab:
         assert texts(tab, marked) == ["Episodes"]
     with visit(file, "#data") as tab:
+        tab.wait_for_selector(f"{marked}:text-is('Data')")
         assert texts(tab, marked) == ["Data"]
 
 

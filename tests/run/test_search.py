@@ -143,7 +143,9 @@ def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     file = place / "runs/cut/trajectories/branch.jsonl"
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
-    file.write_text("".join(lines[:9]) + lines[9][:40])
+    assert len(lines) >= 4
+    half = len(lines) // 2
+    file.write_text("".join(lines[:half]) + lines[half][:40])
     manifest = json.loads((place / "runs/cut/manifest.json").read_text())
     for name in list(manifest["stages"]):
         if name.startswith(("branch", "pair", "align")):

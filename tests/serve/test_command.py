@@ -99,7 +99,7 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path):
         return done.returncode, done.stderr
 
     code, said = refused("tiny-agent", "engin.name=local")
-    assert (code, "engin is no setting" in said) == (2, True)
+    assert (code, "engin is not a section of a served model. Did you mean 'engine'?" in said) == (2, True)
     code, said = refused("tiny-agent", "--host", "0.0.0.0", "--port", "0")
     assert code == 2
     assert "PERTURN_API_KEY" in said

@@ -32,12 +32,6 @@ def place(tmp_path_factory, tiny_folder):
     return folder
 
 
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # ignored in the background
-    "from perturn.cli import main; main()"
-)
-
-
 @pytest.fixture(scope="module")
 def start(place):
     """Begin `perturn study` as a process of its own."""
@@ -50,7 +44,7 @@ def start(place):
             "CORRIDOR_PAUSE": str(pause),
         }
         return subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTIBLE, "study", "study.yaml", *words, "--workers", "2"],
+            [sys.executable, "-m", "perturn", "study", "study.yaml", *words, "--workers", "2"],
             cwd=place,
             env=environment,
             stdout=subprocess.PIPE,
@@ -230,7 +224,7 @@ def test_a_cell_that_fails_is_shown_and_stops_no_other(place, monkeypatch, capfd
     cells, episodes = rows(Files(place / "studies" / "failing"))
     assert {row["method"]: row["state"] for row in cells} == {"base": "done", "sft": "done", "wide": "failed"}
     assert next(row["error"] for row in cells if row["method"] == "wide").startswith(
-        "no pair is left of 8 explored"
+        "rows.name=expert-pairs: of 8 explored trajectories and the expert's, no pair is left"
     )
     assert {row["method"] for row in episodes} == {"base", "sft"}
-    assert "wide seed 0, test: failed: no pair is left" in capfd.readouterr().err
+    assert "wide seed 0, test: failed: rows.name=expert-pairs: of 8 explored" in capfd.readouterr().err

@@ -199,15 +199,6 @@ def test_it_works_where_an_event_loop_runs_already(open_engine):
     assert len(asyncio.run(cell())) == 2
 
 
-@pytest.fixture
-def interrupts():
-    """SIGINT raises KeyboardInterrupt, also in a run that was started in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_does_not_wait_for_the_server(open_engine, server):
     """Ctrl-C while a request hangs."""
     released = threading.Event()
