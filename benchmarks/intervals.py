@@ -1,7 +1,7 @@
 r"""Measure how often 95 % intervals contain the true mean, for Perturn's intervals and for alternatives.
 
     python benchmarks/intervals.py --out benchmarks/intervals.json      about two minutes on one core
-    python benchmarks/intervals.py --quick                              a tenth of the panels
+    python benchmarks/intervals.py --quick                              a tenth of the samples
 
 Samples of scores are drawn many times from distributions with a known mean. These are successes, partial scores like
 ScienceWorld's (some 0, some 1, and fractions between), scores that are nearly all 1, and differences of two policies on
@@ -65,7 +65,7 @@ def differences(better: float, worse: float, steps: int) -> Callable[[int], Floa
     return draw
 
 
-PANELS: dict[str, tuple[Callable[[int], Floats], float]] = {
+DISTRIBUTIONS: dict[str, tuple[Callable[[int], Floats], float]] = {
     **{f"success {rate}": (successes(rate), rate) for rate in (0.5, 0.8, 0.9, 0.95)},
     "partial, low": (partial(0.6, 0.03, 1, 3), 0.03 + 0.37 / 4),
     "partial, middle": (partial(0.1, 0.4, 1.5, 2), 0.4 + 0.5 * 1.5 / 3.5),
@@ -78,43 +78,43 @@ PANELS: dict[str, tuple[Callable[[int], Floats], float]] = {
 }
 
 
-def ours(panel: Floats, low: float) -> Ends:
+def ours(sample: Floats, low: float) -> Ends:
     """Return the interval of `perturn.stats`."""
     if low == 0:
-        found = mean_interval(panel.tolist())
+        found = mean_interval(sample.tolist())
         return found.low, found.high
-    a = {f"{task:03d}": max(0.0, value) for task, value in enumerate(panel.tolist())}
-    b = {f"{task:03d}": max(0.0, -value) for task, value in enumerate(panel.tolist())}
+    a = {f"{task:03d}": max(0.0, value) for task, value in enumerate(sample.tolist())}
+    b = {f"{task:03d}": max(0.0, -value) for task, value in enumerate(sample.tolist())}
     compared = paired_comparison(a, b)
     return compared.low, compared.high
 
 
-def percentile(panel: Floats, low: float) -> Ends:
+def percentile(sample: Floats, low: float) -> Ends:
     """Return the interval of a percentile bootstrap with tails widened for the sample size."""
-    n = len(panel)
+    n = len(sample)
     tail = float(stats.norm.sf(np.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1)))
-    first, last = np.quantile(_resampled(panel).mean(1), [tail, 1 - tail])
+    first, last = np.quantile(_resampled(sample).mean(1), [tail, 1 - tail])
     return float(first), float(last)
 
 
-def bca(panel: Floats, low: float) -> Ends:
+def bca(sample: Floats, low: float) -> Ends:
     """Return the interval of scipy's bias-corrected and accelerated bootstrap."""
-    found = stats.bootstrap((panel,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=DRAW, axis=-1)
+    found = stats.bootstrap((sample,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=DRAW, axis=-1)
     return found.confidence_interval.low, found.confidence_interval.high
 
 
-def studentized(panel: Floats, low: float) -> Ends:
+def studentized(sample: Floats, low: float) -> Ends:
     """Return the interval of a studentized bootstrap."""
-    resampled = _resampled(panel)
-    ratio = np.nan_to_num((resampled.mean(1) - panel.mean()) / resampled.std(1), posinf=1e9, neginf=-1e9)
+    resampled = _resampled(sample)
+    ratio = np.nan_to_num((resampled.mean(1) - sample.mean()) / resampled.std(1), posinf=1e9, neginf=-1e9)
     first, last = np.quantile(ratio, [0.025, 0.975])
-    return panel.mean() - last * panel.std(), panel.mean() - first * panel.std()
+    return sample.mean() - last * sample.std(), sample.mean() - first * sample.std()
 
 
-def student(panel: Floats, low: float) -> Ends:
+def student(sample: Floats, low: float) -> Ends:
     """Return the interval of Student's t."""
-    half = stats.t.ppf(0.975, len(panel) - 1) * panel.std(ddof=1) / np.sqrt(len(panel))
-    return panel.mean() - half, panel.mean() + half
+    half = stats.t.ppf(0.975, len(sample) - 1) * sample.std(ddof=1) / np.sqrt(len(sample))
+    return sample.mean() - half, sample.mean() + half
 
 
 def _without_spread(value: float, unseen: float, low: float) -> Ends:
@@ -122,24 +122,26 @@ def _without_spread(value: float, unseen: float, low: float) -> Ends:
     return value - unseen * (value - low), value + unseen * (1 - value)
 
 
-def _resampled(panel: Floats) -> Floats:
-    return panel[DRAW.integers(0, len(panel), (RESAMPLES, len(panel)))]
+def _resampled(sample: Floats) -> Floats:
+    return sample[DRAW.integers(0, len(sample), (RESAMPLES, len(sample)))]
 
 
 METHODS = (ours, percentile, bca, studentized, student)
 
 
-def measure(name: str, n: int, panels: int) -> dict[str, Any]:
+def measure(name: str, n: int, samples: int) -> dict[str, Any]:
     """Return one row: the share of intervals that contain the mean, and their mean width, by method."""
-    draw, mean = PANELS[name]
+    draw, mean = DISTRIBUTIONS[name]
     low = -1.0 if name.startswith("difference") else 0.0
-    drawn = [draw(n) for _ in range(panels)]
+    drawn = [draw(n) for _ in range(samples)]
     unseen = 1 - 0.025 ** (1 / n)
-    row: dict[str, Any] = {"panel": name, "n": n, "panels": panels}
+    row: dict[str, Any] = {"panel": name, "n": n, "panels": samples}
     for method in METHODS:
         found = [
-            method(panel, low) if method is ours or np.ptp(panel) else _without_spread(panel[0], unseen, low)
-            for panel in drawn
+            method(sample, low)
+            if method is ours or np.ptp(sample)
+            else _without_spread(sample[0], unseen, low)
+            for sample in drawn
         ]
         ends = np.clip(found, low, 1.0)
         holds = (ends[:, 0] <= mean + 1e-9) & (mean - 1e-9 <= ends[:, 1])
@@ -153,7 +155,7 @@ def measure(name: str, n: int, panels: int) -> dict[str, Any]:
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table."""
     names = [method.__name__ for method in METHODS]
-    print("| panel | n | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
+    print("| distribution | n | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 2))
     for row in rows:
         cells = [f"{row[name][0]:.3f} ({row[name][1]:.3f})" for name in names]
         print(f"| {row['panel']} | {row['n']} | " + " | ".join(cells) + " |")
@@ -169,7 +171,7 @@ def main() -> None:
     words = parser.parse_args()
     warnings.filterwarnings("ignore")  # scipy warns if BCa meets samples without spread
     np.seterr(all="ignore")
-    rows = [measure(name, n, 40 if words.quick else 400) for name in PANELS for n in SIZES]
+    rows = [measure(name, n, 40 if words.quick else 400) for name in DISTRIBUTIONS for n in SIZES]
     show(rows)
     if words.out:
         lines = ",\n".join(json.dumps(row) for row in rows)

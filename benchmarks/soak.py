@@ -190,26 +190,26 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 5, figsize=(16, 3), layout="constrained")
+    figure, axes = pyplot.subplots(1, 5, figsize=(16, 3), layout="constrained")
     minutes = [row["seconds"] / 60 for row in rows]
-    for panel, (name, title) in zip(
-        panels,
+    for ax, (name, title) in zip(
+        axes,
         {"rss_mb": "memory, MB", "descriptors": "descriptors", "threads": "threads"}.items(),
         strict=False,
     ):
         for role, label in (("run", "process of the run"), ("environments", "environments together")):
-            panel.plot(minutes, [row[role][name] for row in rows], linewidth=0.8, label=label)
-        panel.set_title(title)
-    for panel, key, title in (
-        (panels[3], "seconds", "episodes per second"),
-        (panels[4], "cpu_seconds", "episodes per CPU second"),
+            ax.plot(minutes, [row[role][name] for row in rows], linewidth=0.8, label=label)
+        ax.set_title(title)
+    for ax, key, title in (
+        (axes[3], "seconds", "episodes per second"),
+        (axes[4], "cpu_seconds", "episodes per CPU second"),
     ):
-        panel.plot(*zip(*rates(rows, key), strict=True), linewidth=0.8)
-        panel.set_title(title)
-    for panel in panels:
-        panel.set_xlabel("minutes")
-        panel.set_ylim(bottom=0)
-    panels[0].legend(frameon=False)
+        ax.plot(*zip(*rates(rows, key), strict=True), linewidth=0.8)
+        ax.set_title(title)
+    for ax in axes:
+        ax.set_xlabel("minutes")
+        ax.set_ylim(bottom=0)
+    axes[0].legend(frameon=False)
     figure.savefig(file, metadata={"Date": None})
 
 

@@ -115,21 +115,21 @@ def sweep(values: list[Any], to: Callable[[Any], dict[str, Any]]) -> list[dict[s
 
 
 def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Draw one panel for each setting."""
+    """Draw one plot for each setting."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
-    for panel, (name, points) in zip(panels, rows.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
+    for ax, (name, points) in zip(axes, rows.items(), strict=True):
         x = [point["value"] for point in points]
-        panel.plot(x, [point["seconds"] for point in points], "o-", label="shared once")
-        panel.plot(x, [point["seconds_unshared"] for point in points], "s--", label="each alone")
-        panel.set(xlabel=SWEEPS[name]["label"], ylim=(0, None))
-    panels[0].set_ylabel("seconds, forward and backward")
-    panels[0].legend(frameon=False)
+        ax.plot(x, [point["seconds"] for point in points], "o-", label="shared once")
+        ax.plot(x, [point["seconds_unshared"] for point in points], "s--", label="each alone")
+        ax.set(xlabel=SWEEPS[name]["label"], ylim=(0, None))
+    axes[0].set_ylabel("seconds, forward and backward")
+    axes[0].legend(frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
 

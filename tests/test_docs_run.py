@@ -121,12 +121,12 @@ def test_sections_of_reference_pages_pass_the_checks_before_a_run(
     }
     part = yaml.safe_load(SECTIONS[kind, name])
 
-    panels = check(
+    task_lists = check(
         ruled(parse(Recipe, {**whole, **part, "evaluate": whole["evaluate"] | part.get("evaluate", {})}))
     )
 
-    assert panels is not None
-    assert panels.tasks.keys() >= {"evaluate"}
+    assert task_lists is not None
+    assert task_lists.tasks.keys() >= {"evaluate"}
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
     PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_train
     PERTURN_DATA=... python benchmarks/online/score.py runs/online --split valid_seen --sampled
 
-The command writes a run OUT/scores/PANEL/POLICY for each policy, in about ten seconds. PANEL is `valid_train`, or
-`valid_seen-sampled` for actions sampled at temperature 1 as in training. `table.py --panels` reads the scores.
+The command writes a run OUT/scores/TASKS/POLICY for each policy, in about ten seconds. TASKS is `valid_train`, or
+`valid_seen-sampled` for actions sampled at temperature 1 as in training. `table.py --task-lists` reads the scores.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perturn.run.execute import open_run, run_stages
 from run import HERE, METHODS, SEEDS, find_games
 
 
-def score(out: Path, panel: str, name: str, policy: Path, seed: int) -> None:
+def score(out: Path, task_list: str, name: str, policy: Path, seed: int) -> None:
     """Score one policy on a task list, unless it is done."""
-    split, _, sampled = panel.partition("-")
+    split, _, sampled = task_list.partition("-")
     words = [
-        f"output={out / 'scores' / panel}",
+        f"output={out / 'scores' / task_list}",
         f"name={name}",
         f"seed={seed}",
         f"model.name={policy}",
@@ -45,12 +45,12 @@ def main() -> None:
     args = words.parse_args()
     torch.set_num_threads(1)
     find_games()
-    out, panel = args.out.resolve(), args.split + ("-sampled" if args.sampled else "")
+    out, task_list = args.out.resolve(), args.split + ("-sampled" if args.sampled else "")
     for seed in args.seeds:
-        score(out, panel, f"sft-{seed}", out / f"sft-{seed}" / "checkpoints" / "sft", seed)
+        score(out, task_list, f"sft-{seed}", out / f"sft-{seed}" / "checkpoints" / "sft", seed)
         for method in args.methods:
             for policy in (out / f"{method}-{seed}" / "checkpoints").glob(f"*-{args.iterations:03d}"):
-                score(out, panel, f"{method}-{seed}{policy.name[-4:]}", policy, seed)
+                score(out, task_list, f"{method}-{seed}{policy.name[-4:]}", policy, seed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ r"""Compare policies before and after online training: a table, its numbers, and
         --figure docs/figures/online_alfworld.svg
 
 For each method, the table has the success of the first and the last policy on valid_seen, or on the task lists of
-`--panels`. It also has the difference paired by game, for each seed and over all seeds. The first interval over all
+`--task-lists`. It also has the difference paired by game, for each seed and over all seeds. The first interval over all
 seeds is clustered by game, so it generalizes to other games. The second interval is Student's t over the seeds'
 differences, so it generalizes to other SFT seeds.
 """
@@ -45,15 +45,15 @@ def evaluations(out: Path, method: str, seed: int, last: int) -> list[tuple[int,
 
 
 def ends(
-    out: Path, panels: Sequence[str], method: str, seed: int, curve: Sequence[tuple[int, Scores]]
+    out: Path, task_lists: Sequence[str], method: str, seed: int, curve: Sequence[tuple[int, Scores]]
 ) -> tuple[Scores, Scores]:
     """Return the scores of the last and the first policy of a run, from the run (`OWN`) or from `score.py`."""
 
     def everywhere(scored: Scores, name: str) -> Scores:
-        found = {} if OWN not in panels else dict(scored)
-        for panel in panels:
-            if panel != OWN:
-                folder = RunPaths(out / "scores" / panel / name).folder
+        found = {} if OWN not in task_lists else dict(scored)
+        for task_list in task_lists:
+            if task_list != OWN:
+                folder = RunPaths(out / "scores" / task_list / name).folder
                 found |= scores(folder / "evaluation" / "base.jsonl")
         return found
 
@@ -156,7 +156,7 @@ def main() -> None:
     words.add_argument("runs", type=Path)
     words.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     words.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    words.add_argument("--panels", nargs="+", default=[OWN], help="of those that score.py names")
+    words.add_argument("--task-lists", nargs="+", default=[OWN], help="names of task lists, as in score.py")
     words.add_argument("--iterations", type=int, default=60, help="compare the policies after so many")
     words.add_argument("--out", type=Path, help="write the numbers here as JSON")
     words.add_argument("--figure", type=Path, help="draw the curves here as SVG")
@@ -167,7 +167,9 @@ def main() -> None:
         there = {seed: curve for seed, curve in curves.items() if curve and curve[-1][0] == args.iterations}
         if there:
             rows[method] = {
-                **compare({seed: ends(args.runs, args.panels, method, seed, there[seed]) for seed in there}),
+                **compare(
+                    {seed: ends(args.runs, args.task_lists, method, seed, there[seed]) for seed in there}
+                ),
                 "curves": {
                     seed: [[number, mean(each.values())] for number, each in curve]
                     for seed, curve in there.items()

@@ -348,8 +348,8 @@ def test_recipes_are_shipped():
 
 
 @pytest.mark.parametrize("tasks", [{}, {"n": 2}, {"per_kind": 1, "skip": 3}])
-def test_a_panel_to_be_scored_is_of_the_test_split_whatever_else_is_said_of_it(tasks):
-    """As where nothing is said; panels to teach and to explore are of the train split."""
+def test_a_task_list_to_be_scored_is_of_the_test_split_whatever_else_is_said_of_it(tasks):
+    """As where nothing is said; task lists to teach and to explore are of the train split."""
     recipe = parse(Recipe, small(evaluate={"tasks": tasks}, explore={"tasks": tasks}))
 
     assert (recipe.evaluate.tasks.split, recipe.explore.tasks.split) == ("test", "train")

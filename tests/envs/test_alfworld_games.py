@@ -1,4 +1,4 @@
-"""Where ALFWorld's games come from: folders, archives, panels, and what is said of damaged ones."""
+"""Where ALFWorld's games come from: folders, archives, splits, and what is said of damaged ones."""
 
 import json
 import lzma
@@ -8,7 +8,7 @@ import pytest
 
 from perturn.config.parsing import parse
 from perturn.envs.alfworld.environment import ALFWorld
-from perturn.envs.alfworld.games import KINDS, PANELS, GameText, ids_digest
+from perturn.envs.alfworld.games import KINDS, SPLITS, GameText, ids_digest
 from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.envs.environment_check import check_environment
 from perturn.errors import ConfigError, EnvironmentFailure
@@ -19,11 +19,11 @@ SPLIT_SIZES = {"train": 3553, "valid_train": 200, "valid_seen": 140}
 
 
 @pytest.mark.parametrize("split", SPLIT_SIZES)
-def test_splits_are_the_official_panels(alfworld_data, split, caplog):
+def test_splits_are_the_official_ones(alfworld_data, split, caplog):
     """Count and digest of the ids; nothing is logged about a difference."""
     tasks = ALFWorld(str(alfworld_data)).tasks(split)
 
-    assert (len(tasks), ids_digest([task.id for task in tasks])) == PANELS[split]
+    assert (len(tasks), ids_digest([task.id for task in tasks])) == SPLITS[split]
     assert {task.kind for task in tasks} == set(KINDS)
     assert not caplog.records
 
@@ -114,7 +114,7 @@ def test_missing_data_is_said_with_the_remedy(tmp_path, monkeypatch):
         ALFWorld()
 
 
-def test_as_many_other_games_are_not_the_official_panel(tmp_path, caplog):
+def test_as_many_other_games_are_not_the_official_split(tmp_path, caplog):
     """134 games of a split that is known by the digest of its ids."""
     ids = (f"valid_unseen/pick_and_place_simple-Book-None-Desk-301/trial_{number}" for number in range(134))
     rows = ({"id": one, "task": "put a book in desk", "pddl_problem": PROBLEM} for one in ids)

@@ -44,8 +44,8 @@ def setting(key, value):
 
 def asked(wiki):
     """The words that put the encyclopedia into the recipe."""
-    panels = ["explore.tasks={split: train, per_kind: 1}", "evaluate.tasks={split: test, per_kind: 1}"]
-    return [*panels, *(setting(key, value) for key, value in wiki.items())]
+    task_lists = ["explore.tasks={split: train, per_kind: 1}", "evaluate.tasks={split: test, per_kind: 1}"]
+    return [*task_lists, *(setting(key, value) for key, value in wiki.items())]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def versus(folders):
     return against_first(runs, names_of(runs))[0]
 
 
-def test_equal_panels_are_compared_task_by_task(two, make):
+def test_equal_task_lists_are_compared_task_by_task(two, make):
     """The other run's last policy scores 0.25 more on t3 and t4, and is alike on t1 and t2."""
     (two[1] / "evaluation" / "tlm-dre.jsonl").unlink()
     scores = {"t1": 1.0, "t2": 0.75, "t3": 1.0, "t4": 0.25}

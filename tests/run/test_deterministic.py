@@ -34,7 +34,7 @@ def asked(monkeypatch):
 
 def play(session, file, size=3):
     """Two samples of four tasks in blocks; the lines of the file."""
-    jobs = make_jobs(session.panels.tasks["explore"][:4], 0, samples=2)
+    jobs = make_jobs(session.task_lists.tasks["explore"][:4], 0, samples=2)
     session.play(file, jobs, "base", SAMPLING, size, "episodes")
     return file.read_bytes().splitlines(keepends=True)
 
@@ -44,7 +44,9 @@ def test_whatever_a_kill_left_the_file_is_the_same_to_the_byte(session, asked, t
     """Blocks of 3, 3 and 2: those that are whole are never played again, others from their beginning."""
     file = tmp_path / "played.jsonl"
     whole = play(session, file)
-    conversations = [job.conversation for job in make_jobs(session.panels.tasks["explore"][:4], 0, samples=2)]
+    conversations = [
+        job.conversation for job in make_jobs(session.task_lists.tasks["explore"][:4], 0, samples=2)
+    ]
     file.write_bytes(b"".join(whole[:left]) + whole[-1][:20])
     session.release()
     asked.clear()

@@ -35,7 +35,7 @@ def explored(own_environment, tokenizer):
 
 
 def test_episodes_come_in_the_order_of_their_tasks(own_environment, experts, explored):
-    """Both of the same panel, whoever ended first."""
+    """Both of the same task list, whoever ended first."""
     assert [one.key for one in experts] == [one.key for one in explored]
     assert all(one.success for one in experts)
     assert {one.policy.partition("@")[0] for one in explored} == {"policy"}

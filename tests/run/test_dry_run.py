@@ -225,7 +225,7 @@ def test_a_credit_that_reads_the_policy_costs_a_pass_over_the_episodes(recipe):
 
 
 def test_episodes_of_ones_own_are_counted_and_give_the_lengths(recipe, tmp_path):
-    """All that succeeded are taught, whatever the panel of 4."""
+    """All that succeeded are taught, whatever the task list of 4."""
     run_stages(open_run(recipe, [f"output={tmp_path / 'before'}"], "collect"), "collect")
     rows = (next(tmp_path.glob("before/*")) / "trajectories/expert.jsonl").read_text().splitlines()
     failed = rows[0].replace('"success":true', '"success":false').replace('"sample":0', '"sample":7')

@@ -94,7 +94,7 @@ def test_conversations_of_every_shape_are_brought(run, tmp_path, shape):
 
 
 def test_conversations_are_taught_beside_the_episodes(run, tmp_path):
-    """Three conversations as successes, after the four episodes of SFT's panel."""
+    """Three conversations as successes, after the four episodes of SFT's task list."""
     assert import_expert(run, lines(tmp_path / "rows", *map(said, "123"))) == {"imported": 3, "before": 0}
 
     run_stages(run, names=["expert", "sft"])

@@ -23,7 +23,7 @@ from perturn.report import summarize
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.policy_origin import Maker
 from perturn.run.score_recipe import scoring_recipe
-from perturn.run.task_lists import read_panels
+from perturn.run.task_lists import read_task_lists
 from perturn.types import Trajectory, Turn
 from support.models import make_tiny_model
 
@@ -48,7 +48,7 @@ def explore(renderer):
         file = run.paths.trajectories("explore")
         file.unlink(missing_ok=True)
         with run.stage("explore", file) as counts, TrajectoryStore(file) as store:
-            for task in read_panels(run.paths.tasks).tasks["explore"]:
+            for task in read_task_lists(run.paths.tasks).tasks["explore"]:
                 for sample, text in enumerate(("no", f"{word} the lamp")):
                     turns = (Turn(ASKED, action(text)),)
                     store.append(Trajectory(task, turns, total_reward=float(sample), sample=sample))

@@ -76,7 +76,7 @@ def uncommented(text):
 
 
 def test_it_is_read_back_as_a_recipe_that_checks_out(file, tiny_folder):
-    """Panels fit the environment: 8 tasks to teach and explore, which do not overlap, and 4 to evaluate."""
+    """Task lists fit the environment: 8 tasks to teach and explore, which do not overlap, and 4 to evaluate."""
     write_recipe(file, environment=GUESS, model=str(tiny_folder))
 
     recipe = read_recipe(file, ["worlds.processes=0"])

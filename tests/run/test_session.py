@@ -1,4 +1,4 @@
-"""What the workflows share: panels, seeds, protocols and environments."""
+"""What the workflows share: task lists, seeds, protocols and environments."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,11 +18,11 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.user_code import load_object
 from perturn.run.protocol_rules import evaluation_sampling, make_protocol
 from perturn.run.served_policy import engine_settings
-from perturn.run.task_lists import choose_tasks, panel_digest
+from perturn.run.task_lists import choose_tasks, task_list_digest
 from perturn.traits import EngineTraits
 from perturn.types import EpisodeProtocol, Sampling, Task
 
-GOLDEN_PANEL = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]
+GOLDEN_TASK_LIST = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]
 GOLDEN_JOBS = [("a/0", 0, 3945813709), ("a/1", 0, 2542573737), ("a/0", 1, 3533912301), ("a/1", 1, 2589512466)]
 
 
@@ -41,17 +41,17 @@ def ids(tasks):
     return [task.id for task in tasks]
 
 
-def test_a_panel_never_changes():
+def test_a_task_list_never_changes():
     """The order is fixed by split and kind; these are the recorded first choices."""
     chosen = choose_tasks(World(), Tasks("train", per_kind=3))
 
     assert ids(chosen) == ids(choose_tasks(World(), Tasks("train", per_kind=3)))
-    assert ids(chosen) == GOLDEN_PANEL
+    assert ids(chosen) == GOLDEN_TASK_LIST
 
 
 @settings(max_examples=40, deadline=None)  # a busy machine is no failure
 @given(per_kind=st.integers(1, 6), skip=st.integers(0, 6))
-def test_panels_with_skip_are_disjoint_and_equal_per_kind(per_kind, skip):
+def test_task_lists_with_skip_are_disjoint_and_equal_per_kind(per_kind, skip):
     """The first `skip` and the `per_kind` after them are two stretches of one order, cut to 12 a kind."""
     first = choose_tasks(World(), Tasks("train", per_kind=skip)) if skip else []
 
@@ -59,10 +59,10 @@ def test_panels_with_skip_are_disjoint_and_equal_per_kind(per_kind, skip):
 
     assert not set(ids(first)) & set(ids(second))
     assert Counter(task.kind for task in second) == {"a": per_kind, "b": per_kind}
-    assert panel_digest(second) == panel_digest(second[::-1])
+    assert task_list_digest(second) == task_list_digest(second[::-1])
 
 
-def test_a_panel_of_n_holds_each_kind_about_as_often_as_the_split():
+def test_a_task_list_of_n_holds_each_kind_about_as_often_as_the_split():
     """30 of a hundred tasks, 80 of them of one kind: all kinds are drawn from together, and never differently."""
     world = World()
     world.tasks = lambda split: [
@@ -80,13 +80,13 @@ def test_a_panel_of_n_holds_each_kind_about_as_often_as_the_split():
     assert ids(first) == ids(choose_tasks(world, Tasks("train", n=30)))
 
 
-def test_a_panel_is_counted_in_one_way():
+def test_a_task_list_is_counted_in_one_way():
     """`n` of all kinds and `per_kind` of each cannot both hold."""
     with pytest.raises(ValueError, match="n and per_kind are both set"):
         Tasks(n=3, per_kind=1)
 
 
-def test_a_panel_without_a_number_takes_what_skip_leaves():
+def test_a_task_list_without_a_number_takes_what_skip_leaves():
     """12 - 10 = 2 of each kind."""
     chosen = choose_tasks(World(), Tasks("train", skip=10))
 
@@ -94,7 +94,7 @@ def test_a_panel_without_a_number_takes_what_skip_leaves():
 
 
 @pytest.mark.parametrize(
-    ("panel", "says"),
+    ("task_list", "says"),
     [
         (
             Tasks("train", per_kind=8, skip=5),
@@ -106,10 +106,10 @@ def test_a_panel_without_a_number_takes_what_skip_leaves():
         (Tasks("dev"), "world-1.0 has no tasks for split 'dev': KeyError: 'dev'"),
     ],
 )
-def test_a_panel_that_cannot_be_filled_is_refused(panel, says):
+def test_a_task_list_that_cannot_be_filled_is_refused(task_list, says):
     """Too many asked for, nothing left, an empty split, a split the world raises on."""
     with pytest.raises(ConfigError) as caught:
-        choose_tasks(World(), panel)
+        choose_tasks(World(), task_list)
 
     assert says in str(caught.value)
 

@@ -49,12 +49,12 @@ class _TwoKinds:
         return [Task(f"{kind}/{n}", kind, split) for n in range(12) for kind in ("a", "b")]
 
 
-def _chosen(**panel):
-    """Return the ids of a panel of `train`."""
-    return [task.id for task in choose_tasks(_TwoKinds(), Tasks("train", **panel))]
+def _chosen(**task_list):
+    """Return the ids of a task list of `train`."""
+    return [task.id for task in choose_tasks(_TwoKinds(), Tasks("train", **task_list))]
 
 
-def test_a_panel_of_some_kinds_counts_tasks_of_these_alone():
+def test_a_task_list_of_some_kinds_counts_tasks_of_these_alone():
     """n, skip and per_kind count within kind b; a kind by itself has the order that it has beside others."""
     first, rest = _chosen(n=5, kinds=["b"]), _chosen(n=7, skip=5, kinds=["b"])
 
@@ -65,14 +65,14 @@ def test_a_panel_of_some_kinds_counts_tasks_of_these_alone():
 
 
 @pytest.mark.parametrize("kinds", [[], ["a", "a"]])
-def test_the_kinds_of_a_panel_are_named_once(kinds):
+def test_the_kinds_of_a_task_list_are_named_once(kinds):
     """No kind would be an empty list, and a kind named twice is a slip."""
     with pytest.raises(ValueError, match="kinds must name one kind or more, each once"):
         Tasks(kinds=kinds)
 
 
 @pytest.mark.parametrize(
-    ("panel", "says"),
+    ("task_list", "says"),
     [
         (
             {"n": 13, "kinds": ["b"]},
@@ -84,27 +84,27 @@ def test_the_kinds_of_a_panel_are_named_once(kinds):
         ),
     ],
 )
-def test_kinds_that_cannot_fill_a_panel_are_refused(panel, says):
+def test_kinds_that_cannot_fill_a_task_list_are_refused(task_list, says):
     """Too many asked for, and a kind that is not there."""
     with pytest.raises(ConfigError) as caught:
-        _chosen(**panel)
+        _chosen(**task_list)
 
     assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("recipe", ["alfworld_lab", "alfworld-like_lab", "alfworld-like_ipr"])
-def test_every_panel_of_the_laboratory_skips_what_is_held_out(recipe):
-    """A panel of `train` without `n` would skip so many of each kind, and take games that are held out."""
+def test_every_task_list_of_the_laboratory_skips_what_is_held_out(recipe):
+    """A task list of `train` without `n` would skip so many of each kind, and take games that are held out."""
     read = read_recipe(RECIPES / f"{recipe}.yaml")
-    panels = [part.tasks for part in (read.base, read.sft, read.explore, read.evaluate)]
-    own = [panel for panel in panels if panel.split == "train"]
+    task_lists = [part.tasks for part in (read.base, read.sft, read.explore, read.evaluate)]
+    own = [task_list for task_list in task_lists if task_list.split == "train"]
 
     assert len(own) == 3
-    assert all(panel.n is not None and panel.skip == 1000 for panel in own)
-    assert "valid_unseen" not in {panel.split for panel in panels}
+    assert all(task_list.n is not None and task_list.skip == 1000 for task_list in own)
+    assert "valid_unseen" not in {task_list.split for task_list in task_lists}
 
 
-def test_what_the_laboratory_holds_out_is_in_no_panel_of_it():
+def test_what_the_laboratory_holds_out_is_in_no_task_list_of_it():
     """The games themselves, those that are made up."""
     recipe = read_recipe(RECIPES / "alfworld-like_lab.yaml")
     env = make_environment(recipe.environment)

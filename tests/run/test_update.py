@@ -45,7 +45,7 @@ def opened(monkeypatch):
 
 def play(session, file, policy):
     """The episodes of a policy, as they are stored."""
-    jobs = make_jobs(session.panels.tasks["explore"], 0)
+    jobs = make_jobs(session.task_lists.tasks["explore"], 0)
     session.play(file, jobs, policy, SAMPLING, 3, "episodes")
     return file.read_bytes()
 

@@ -10,7 +10,7 @@ from perturn.stats import (
     mean_interval,
     paired_comparison,
 )
-from support.panels import by_task, scores
+from support.task_scores import by_task, scores
 
 
 def test_comparison_by_hand():
@@ -85,7 +85,7 @@ def test_comparison_of_equal_scores_says_how_little_is_known():
 
 
 def test_comparison_rejects_at_its_level():
-    """Without a difference, p <= 0.1 comes up in at most about 10 % of 400 panels."""
+    """Without a difference, p <= 0.1 comes up in at most about 10 % of 400 comparisons."""
     generator = np.random.default_rng(5)
     a, b = generator.random((400, 12)), generator.random((400, 12))
 
@@ -168,7 +168,7 @@ def test_coverage_of_a_difference_of_successes():
     assert np.mean([result.low <= 0.06 <= result.high for result in found]) > 0.92
 
 
-def test_large_panels_are_drawn_in_chunks(monkeypatch):
+def test_large_samples_are_drawn_in_chunks(monkeypatch):
     """Chunks draw the same numbers as one draw would: memory changes, results do not."""
     values = np.random.default_rng(0).random(50)
     a, b = by_task(values), by_task(values[::-1] ** 1.2)

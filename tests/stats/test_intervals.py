@@ -14,9 +14,9 @@ from perturn.stats import (
     paired_comparison,
     rate_interval,
 )
-from support.panels import by_task, scores
+from support.task_scores import by_task, scores
 
-panels = st.lists(scores, min_size=1, max_size=40)
+score_lists = st.lists(scores, min_size=1, max_size=40)
 
 
 def test_rate_by_hand():
@@ -75,7 +75,7 @@ def test_values_at_the_bounds_are_a_rate(successes, n, bounds):
 
 @pytest.mark.parametrize("n", [56, 100, 134])
 def test_coverage_of_a_rate_near_one(n):
-    """The exact share of panels of 0 and 1 whose interval holds the rate; a bootstrap's held 0.86 of some."""
+    """The exact share of samples of 0 and 1 whose interval holds the rate; a bootstrap's held 0.86 of some."""
     rates = np.linspace(0.8, 0.95, 31)
     estimates = [mean_interval([1.0] * hits + [0.0] * (n - hits)) for hits in range(n + 1)]
     held = np.array([[found.low <= rate <= found.high for found in estimates] for rate in rates])
@@ -89,9 +89,9 @@ def test_coverage_of_a_rate_near_one(n):
 def test_coverage_of_partial_scores_near_one():
     """Nine in ten 1, the rest fractions: nominal 95 %; for 30 tasks a bootstrap's intervals held 0.88."""
     generator = np.random.default_rng(3)
-    panel = np.where(generator.random((600, 30)) < 0.9, 1.0, generator.beta(5, 2, (600, 30)).round(2))
+    draws = np.where(generator.random((600, 30)) < 0.9, 1.0, generator.beta(5, 2, (600, 30)).round(2))
 
-    hits = [found.low <= 0.9 + 0.1 * 5 / 7 <= found.high for found in map(mean_interval, panel.tolist())]
+    hits = [found.low <= 0.9 + 0.1 * 5 / 7 <= found.high for found in map(mean_interval, draws.tolist())]
 
     assert np.mean(hits) > 0.9
 
@@ -138,9 +138,9 @@ def test_coverage_of_the_mean(n):
     """A third of ones, the rest Beta(2, 2): nominal 95 %; over 400 repeats its standard error is 1.1 %."""
     generator = np.random.default_rng(7)
     truth = 1 / 3 + 2 / 3 * 0.5
-    panel = np.where(generator.random((400, n)) < 1 / 3, 1.0, generator.beta(2, 2, (400, n)))
+    draws = np.where(generator.random((400, n)) < 1 / 3, 1.0, generator.beta(2, 2, (400, n)))
 
-    hits = [estimate.low <= truth <= estimate.high for estimate in map(mean_interval, panel.tolist())]
+    hits = [estimate.low <= truth <= estimate.high for estimate in map(mean_interval, draws.tolist())]
 
     assert 0.92 <= np.mean(hits) <= 0.985
 
@@ -184,13 +184,13 @@ def test_one_cluster_counts_once(values):
     assert (estimate.low, estimate.high) == pytest.approx((0.0125, 0.9875))
 
 
-@given(panels)
+@given(score_lists)
 def test_interval_contains_the_mean_and_stays_in_bounds(values):
     for estimate in (mean_interval(values), cluster_interval(values, [i // 3 for i in range(len(values))])):
         assert 0 <= estimate.low <= estimate.mean <= estimate.high <= 1
 
 
-@given(panels, st.sampled_from([0.25, 3.0, 100.0]))
+@given(score_lists, st.sampled_from([0.25, 3.0, 100.0]))
 def test_interval_scales_with_its_values(values, factor):
     small = mean_interval(values)
     large = mean_interval([factor * value for value in values], bounds=(0, factor))
@@ -198,7 +198,7 @@ def test_interval_scales_with_its_values(values, factor):
     assert (large.low, large.high) == pytest.approx((factor * small.low, factor * small.high), abs=1e-9)
 
 
-@given(panels)
+@given(score_lists)
 def test_higher_confidence_is_wider(values):
     narrow, wide = mean_interval(values, 0.8), mean_interval(values, 0.99)
 

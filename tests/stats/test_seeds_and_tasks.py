@@ -73,7 +73,7 @@ def test_the_error_is_that_of_the_mean():
     assert np.mean([each.within for each in found]) == pytest.approx(1, rel=0.05)
 
 
-def test_one_seed_is_a_panel_of_tasks():
+def test_one_seed_is_a_sample_of_tasks():
     values = [0.05, 0.9, 1.0, 0.7, 1.0]
 
     found, expected = crossed_interval([values]), mean_interval(values)

@@ -15,18 +15,18 @@ HARM = {1e-6: 0.0, 1e-5: 0.0, 1e-4: -1.0}
 """What a learning rate does to a method besides."""
 
 
-def episodes(method, gain, seed, *, environment, panel, tasks, point=""):
+def episodes(method, gain, seed, *, environment, task_list, tasks, point=""):
     """Episodes of one policy: games differ in difficulty, and a seed's luck with one is shared by its policies."""
-    shared = np.random.default_rng([seed, tasks, len(panel)])
-    difficulty = np.random.default_rng([tasks, len(panel)]).normal(0.7, 1.2, tasks)
+    shared = np.random.default_rng([seed, tasks, len(task_list)])
+    difficulty = np.random.default_rng([tasks, len(task_list)]).normal(0.7, 1.2, tasks)
     luck = shared.normal(0, 0.45, tasks)
     own = np.random.default_rng([seed, tasks, *method.encode(), *point.encode()]).normal(0, 0.1, tasks)
     success = difficulty + luck + own + gain > 0
     turns = np.where(success, 8 + np.abs(np.round(4 * difficulty)), 30).astype(int)
     for task in range(tasks):
         yield {
-            "environment": environment, "method": method, "point": point, "seed": seed, "panel": panel,
-            "task": f"{panel}-{task:03d}", "kind": KINDS[task % 3], "success": bool(success[task]),
+            "environment": environment, "method": method, "point": point, "seed": seed, "panel": task_list,
+            "task": f"{task_list}-{task:03d}", "kind": KINDS[task % 3], "success": bool(success[task]),
             "score": float(success[task]), "turns": int(turns[task]), "invalid": int(turns[task]) // 3,
             "failed": False,
         }  # fmt: skip
@@ -50,7 +50,9 @@ def make(
                 text = ", ".join(f"{key}={value}" for key, value in point.items())
                 gain = GAINS[method] + sum(HARM[rate] for rate in point.values())
                 key = {"environment": environment, "point": text}
-                made = [[*episodes(method, gain, seed, panel="tune", tasks=60, **key)] for seed in seeds[:2]]
+                made = [
+                    [*episodes(method, gain, seed, task_list="tune", tasks=60, **key)] for seed in seeds[:2]
+                ]
                 solved = sum(row["success"] for played in made for row in played)
                 if best is None or solved > best[0]:
                     best = solved, gain, point, key
@@ -58,7 +60,7 @@ def make(
                 rows += [row for played in made for row in played]
             _, gain, point, key = best
             for seed in seeds:
-                played = [*episodes(method, gain, seed, panel="test", tasks=tasks, **key)]
+                played = [*episodes(method, gain, seed, task_list="test", tasks=tasks, **key)]
                 cells.append(cell(played[0], point))
                 rows += played
     sweep = {"align.learning_rate": list(RATES)}
@@ -86,7 +88,7 @@ def write(folder, settings, cells, rows):
 
 
 def small(folder, scores, *, baseline="sft", measure=None):
-    """A study of hand-written successes: method -> seed -> task -> success, on the test panel alone."""
+    """A study of hand-written successes: method -> seed -> task -> success, on the test tasks alone."""
     rows = [
         {"environment": "toy", "method": method, "point": "", "seed": seed, "panel": "test", "task": task, "kind": "",
          "success": bool(ok), "score": float(ok) if measure is None else measure(method, task), "turns": 4,
@@ -102,6 +104,6 @@ def small(folder, scores, *, baseline="sft", measure=None):
     return cells, rows
 
 
-def panel(*successes):
+def by_task(*successes):
     """Successes by task."""
     return {f"t{index}": ok for index, ok in enumerate(successes)}

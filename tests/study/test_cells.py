@@ -116,8 +116,8 @@ def test_without_sft_the_baseline_is_the_model(tmp_path, plan):
     assert "sft" not in plan().study.methods
 
 
-def test_the_tuning_panel_is_played_on_its_seeds_alone(plan):
-    """Other seeds train and are scored on the test panel by a run of its own, on the test tasks and nothing else."""
+def test_the_tuning_task_list_is_played_on_its_seeds_alone(plan):
+    """Other seeds train and are scored on the test tasks by a run of its own, and on nothing else."""
     tuned, other = (plan().cell("e", "dpo", {"align.learning_rate": 1e-5}, seed) for seed in (3, 4))
 
     assert (tuned.recipe.evaluate.tasks.split, tuned.recipe.evaluate.sampling.max_new_tokens) == ("dev", 7)

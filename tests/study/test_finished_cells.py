@@ -95,7 +95,7 @@ def test_a_further_method_is_made_alone(left, done):
 
 
 def chosen(board, method="dpo"):
-    return next(cell for cell, panel in board.cells() if cell.method == method and panel == "test")
+    return next(cell for cell, task_list in board.cells() if cell.method == method and task_list == "test")
 
 
 def test_a_run_that_was_begun_again_changes_nothing(left, done, opened):
@@ -200,7 +200,7 @@ def test_rows_whose_runs_are_there_may_go(done, opened):
 @pytest.mark.slow
 def test_protocols_are_noted(done, left, opened):
     """Of the first cell of SFT there was a stamp, and nothing but the note knows it now."""
-    cell = next(cell for cell, panel in opened().cells() if cell.method == "sft" and panel == "test")
+    cell = next(cell for cell, task_list in opened().cells() if cell.method == "sft" and task_list == "test")
     shutil.rmtree(left)
     done()
     write_whole(RunPaths(cell.scored).stamp, json.dumps({"split": "test", "seed": 0}))

@@ -7,11 +7,11 @@ from perturn.stats import crossed_comparison
 from perturn.study.settings import read_study
 from perturn.study.tables.study_page import tables, write_study_page
 from perturn.study.tables.verdicts import summarize
-from study.recorded_studies import panel, small, write
+from study.recorded_studies import by_task, small, write
 
 from .corridor import RECIPE, STUDY
 
-WON, ONCE, NONE = (panel(*[1] * n, *[0] * (16 - n)) for n in (8, 1, 0))
+WON, ONCE, NONE = (by_task(*[1] * n, *[0] * (16 - n)) for n in (8, 1, 0))
 
 
 @pytest.fixture

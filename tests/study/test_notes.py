@@ -44,7 +44,9 @@ def test_episodes_that_do_not_say_whether_they_failed_are_named(tmp_path):
 
 
 def test_a_row_says_whether_its_episode_failed(monkeypatch):
-    monkeypatch.setattr(study_files, "outcomes", lambda cell, panel: [replace(episode(False), failed=True)])
+    monkeypatch.setattr(
+        study_files, "outcomes", lambda cell, task_list: [replace(episode(False), failed=True)]
+    )
     cell = SimpleNamespace(environment="toy", method="dpo", point={}, seed=0)
 
     assert [row["failed"] for row in study_files.episode_rows(cell, "test")] == [True]

@@ -1,4 +1,4 @@
-"""A study's policies, scored on another panel: nothing is trained or tuned again."""
+"""A study's policies, scored on another task list: nothing is trained or tuned again."""
 
 import json
 import shutil
@@ -89,7 +89,7 @@ def test_its_cells_are_those_of_the_other_study_but_for_the_score(place):
         assert theirs.scoring_recipe("tiny").evaluate.sampling.temperature == 0.0
 
 
-def test_the_same_panel_decoded_otherwise_is_another_score(place):
+def test_the_same_task_list_decoded_otherwise_is_another_score(place):
     record()
     words = "test={tasks: {split: test, per_kind: 2}, sampling: {temperature: 0.5, max_new_tokens: 4}}"
 

@@ -66,7 +66,7 @@ def changed(key, value):
     ],
 )
 def test_a_setting_parts_the_stages_that_read_it_and_those_after_them(key, value, expected):
-    """Tasks of exploration are the expert's too; but what SFT learns is the expert's on its own panel."""
+    """Tasks of exploration are the expert's too; but what SFT learns is the expert's on its own task list."""
     assert changed(key, value) == expected
 
 

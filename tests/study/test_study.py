@@ -79,7 +79,7 @@ def manifests(files):
 
 
 def digests(run):
-    """File -> SHA-256, of all that a run has finished but its own recipe and panels; the expert's episodes as a set.
+    """File -> SHA-256, of all a run has finished but its own recipe and task lists; the expert's episodes as a set.
 
     Those are stored as they end, which depends on timing, and are read in an order of their own. Texts of tokens may be
     those of more tokens, where the run they came from has gone on.
@@ -135,7 +135,7 @@ def test_what_cells_share_is_made_once_a_seed(whole):
 
 
 @pytest.mark.slow
-def test_the_chosen_point_is_the_best_on_the_tuning_panel(whole):
+def test_the_chosen_point_is_the_best_on_the_tuning_task_list(whole):
     """By mean success; of equal ones the first. It is the same on both seeds."""
     cells, episodes = rows(whole[0])
     for method in ("dpo", "tlm-dre"):

@@ -1,4 +1,4 @@
-"""What is refused before any work: a test panel that something learns from, and what `perturn run` would refuse."""
+"""What is refused before any work: test tasks that something learns from, and what `perturn run` would refuse."""
 
 import re
 import sys
@@ -45,7 +45,7 @@ def refusal(study, *words):
 @pytest.mark.parametrize(
     ("split", "skip", "section"), [("train", 0, "sft"), ("train", 5, "explore"), ("test", 1, "tune")]
 )
-def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, section):
+def test_nothing_is_learned_or_tuned_on_the_test_task_list(study, split, skip, section):
     """SFT has tasks 0 to 3 of train, exploration 4 to 7, tuning 0 and 1 of test."""
     said = refusal(study, f"test.tasks={{split: {split}, per_kind: 1, skip: {skip}}}")
 
@@ -73,7 +73,7 @@ def test_a_model_that_no_run_made_is_chosen_by_nothing_of_its_making(study, amon
         ).to_do()
 
 
-def test_a_method_that_explores_for_its_score_does_not_explore_the_test_panel(study):
+def test_a_method_that_explores_for_its_score_does_not_explore_the_test_task_list(study):
     """SFT without an alignment; its exploration has tasks 4 to 7 of train."""
     best = "{align: null, evaluate.sampling: {temperature: 1.0}, evaluate.select: {name: value}}"
 
@@ -101,7 +101,7 @@ def test_a_score_that_cannot_be_made_is_refused_before_its_policy_is(study, meth
 
 
 @pytest.mark.parametrize("among", ["episodes", "actions"])
-def test_actions_are_chosen_as_the_test_panel_samples_them(study, among):
+def test_actions_are_chosen_as_the_test_task_list_samples_them(study, among):
     """Tuned at temperature 1 and tested at 0, where all are alike; and the other way round."""
     select = f"evaluate.select: {{name: likelihood, among: {among}}}"
     words = (f"methods={{best: {{evaluate.sampling: {{temperature: 1.0}}, {select}}}}}",)
@@ -112,7 +112,7 @@ def test_actions_are_chosen_as_the_test_panel_samples_them(study, among):
     assert "all equal at 0" in said
 
 
-def test_nothing_is_learned_on_the_tuning_panel(study):
+def test_nothing_is_learned_on_the_tuning_task_list(study):
     """SFT has tasks 0 to 3 of train."""
     said = refusal(study, "tune.tasks={split: train, per_kind: 1}")
 
@@ -122,12 +122,14 @@ def test_nothing_is_learned_on_the_tuning_panel(study):
 
 
 @pytest.mark.parametrize(
-    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("rows.path", "test")]
+    ("key", "task_list"), [("expert.file", "test"), ("expert.file", "tune"), ("rows.path", "test")]
 )
-def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, recipe, tmp_path, key, panel):
-    """SFT is taught every episode of such a file, whatever its own panel."""
+def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(
+    study, recipe, tmp_path, key, task_list
+):
+    """SFT is taught every episode of such a file, whatever its own task list."""
     env = make_environment(yaml.safe_load(recipe.read_text())["environment"])
-    tasks = choose_tasks(env, Tasks(split="test", per_kind=1, skip=2 if panel == "test" else 0))
+    tasks = choose_tasks(env, Tasks(split="test", per_kind=1, skip=2 if task_list == "test" else 0))
     turn = Turn(({"role": "user", "content": "a"},), Action("b"))
     episodes = [Trajectory(task, (turn,), "e", success=True) for task in tasks]
     file = tmp_path / "own.jsonl"
@@ -137,7 +139,7 @@ def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, r
     own = f"rows: {{name: file, path: {file}}}" if key == "rows.path" else f"{key}: {file}"
     said = refusal(study, f"methods.own={{{own}}}")
 
-    assert f"{panel}.tasks shares {len(tasks)} tasks with {key}, such as" in said
+    assert f"{task_list}.tasks shares {len(tasks)} tasks with {key}, such as" in said
     assert "take its rows out" in said
 
 

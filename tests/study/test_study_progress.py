@@ -85,7 +85,7 @@ def test_a_point_that_fails_on_a_seed_is_not_chosen(study):
     assert states(board)["dpo", 0.001, 1, "test"] == "done"
 
 
-def test_a_method_without_a_point_has_failed_on_the_test_panel(study, tmp_path):
+def test_a_method_without_a_point_has_failed_on_the_test_task_list(study, tmp_path):
     """A row for each seed says so."""
     study("dpo align")
 

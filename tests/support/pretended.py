@@ -72,6 +72,6 @@ class PretendedCrew:
 def states(board):
     """Return the state of each cell by method, point, seed and task list."""
     return {
-        (cell.method, *cell.point.values(), cell.seed, panel): board.state(cell, panel)
-        for cell, panel in board.cells()
+        (cell.method, *cell.point.values(), cell.seed, task_list): board.state(cell, task_list)
+        for cell, task_list in board.cells()
     }

@@ -14,7 +14,7 @@ from perturn.analysis.run_summary import compare, comparison_row
 from perturn.errors import RunError
 from perturn.types import Trajectory
 
-_PANEL = ("environment", "split", "panel_sha256", "n")
+_TASK_LIST_KEYS = ("environment", "split", "panel_sha256", "n")
 """Keys of the protocol that must be equal for two scores on the same tasks."""
 _FREE = ("seed",)
 """Keys that may differ, so that runs with different seeds can be compared."""
@@ -147,9 +147,9 @@ def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
     if ours is None or theirs is None:
         file = run.paths.name(run.paths.stamp)
         return f"a protocol ({file}) is missing, so nothing says whether the tasks are equal.", ()
-    panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
-    if panel:
-        names = ["task list" if key == "panel_sha256" else key for key in panel]
+    differ = [key for key in _TASK_LIST_KEYS if ours.get(key) != theirs.get(key)]
+    if differ:
+        names = ["task list" if key == "panel_sha256" else key for key in differ]
         return f"the tasks are not the same: {', '.join(names)} differ.", ()
     rows = settings_that_differ([flat(theirs), flat(ours)])
     kept = [(key, values) for key, values in rows if key not in _FREE]

@@ -148,7 +148,7 @@ def read_run(path: Path) -> RecordedRun:
         sft=read_notes(paths.metrics("sft"), Metrics),
         align=joined_metrics(iterations) or read_notes(paths.metrics(f"align{mark}"), Metrics),
         evaluation=evaluation,
-        notes=[*_mark_notes(mark), *notes, *misfits, *strangers, *_panel_notes(evaluation)],
+        notes=[*_mark_notes(mark), *notes, *misfits, *strangers, *_task_list_notes(evaluation)],
         reference=reference if len(reference) == len(pairs) else [],
         texts=read_note(paths.tokens, dict[str, str]) or {},
         credits=credits,
@@ -252,9 +252,9 @@ def _mark_notes(mark: str) -> list[str]:
     return [f"Explored episodes and pairs are from iteration {int(mark[1:])}; curves and scores are of all."]
 
 
-def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
-    panels = {frozenset(item.task.id for item in trajectories) for trajectories in evaluation.values()}
-    if len(panels) < 2:
+def _task_list_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    task_lists = {frozenset(item.task.id for item in trajectories) for trajectories in evaluation.values()}
+    if len(task_lists) < 2:
         return []
     return ["The policies were not evaluated on the same tasks; only the paired comparison allows for that."]
 

@@ -35,7 +35,7 @@ from perturn.faults import closing_world
 from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.protocol_rules import make_protocol, rules_for
-from perturn.run.score_recipe import scored_panel, turn_tokens
+from perturn.run.score_recipe import scored_tasks, turn_tokens
 from perturn.run.stages.collect_stage import shown
 from perturn.run.stages.evaluate_stage import stamp
 from perturn.run.task_lists import choose_tasks
@@ -218,7 +218,7 @@ def evaluate(
     check_type("sampling", sampling, Sampling | None, "a perturn.types.Sampling")
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
-        chosen = scored_panel(env, split, n)
+        chosen = scored_tasks(env, split, n)
         tasks = choose_tasks(env, chosen)
         rules = naming_user(_rules(protocol, env, tasks[0]), speaks)
         name = env.name

@@ -120,11 +120,11 @@ def make_plan(
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {}
     refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
-    panels = check(recipe, command)
+    task_lists = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, backend, machine = engine_settings(recipe), backend_settings(recipe), None
     found = look_at_episodes(
-        recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
+        recipe, task_lists, renderer_of(recipe) if engine.traits.serves_checkpoints else None
     )
     if "models" not in backend.traits.provides:
         how = [

@@ -28,7 +28,7 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import make_renderer, world_maker
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.run.stages.pretraining_stage import lessons
-from perturn.run.task_lists import Panels
+from perturn.run.task_lists import TaskLists
 from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
@@ -101,15 +101,15 @@ def renderer_of(recipe: Recipe) -> RendererOf:
     )
 
 
-def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf | None) -> Episodes:
+def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: RendererOf | None) -> Episodes:
     """Count a run's episodes, and measure their lengths from recorded episodes or a few that the expert plays now.
 
     Args:
         recipe: Recipe of the run.
-        panels: Task lists of the stages; None: nothing is counted.
+        task_lists: Task lists of the stages; None: nothing is counted.
         renderer: Makes the renderer for token counts; None: token counts are assumed.
     """
-    if panels is None:
+    if task_lists is None:
         return Episodes(memory_gb=memory_in_use() / 1e9)
     protocol = make_protocol(recipe.protocol)
     file = RunPaths(run_folder(recipe)).trajectories("expert")
@@ -121,7 +121,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     steps: tuple[float, ...] = ()
     played: list[Trajectory] = []
     with closing_world(world_maker(recipe)()) as env:
-        known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
+        known = task_lists.expert or task_lists.tasks.get("base") or task_lists.tasks.get("evaluate")
         if known and "expert" in abilities_of(env) and (recipe.staleness or not shown):
             played, seconds, steps, first = _play(env, known, protocol)
             starting = max(0.0, first - began - seconds * len(played[0].turns))
@@ -130,15 +130,15 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
             starting = time.monotonic() - began
         else:
             played = [
-                _try_out(env, next(task for tasks in panels.tasks.values() for task in tasks), protocol)
+                _try_out(env, next(task for tasks in task_lists.tasks.values() for task in tasks), protocol)
             ]
             starting = time.monotonic() - began
         memory = memory_in_use() / 1e9
-    limit = fmean(protocol.limit(task) for tasks in panels.tasks.values() for task in tasks)
+    limit = fmean(protocol.limit(task) for tasks in task_lists.tasks.values() for task in tasks)
     lengths: dict[str, Any] = {"turns": limit}
     if renderer and (shown := [one for one in shown if one.turns]):
         lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer(shown[:32]))
-    counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
+    counts: dict[str, Any] = {name: len(tasks) for name, tasks in task_lists.tasks.items()}
     if recipe.explore:
         counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
     elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
@@ -146,11 +146,11 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     if own and recipe.sft:
         counts["sft"] = sum(map(succeeded, shown))  # own episodes are used for all task lists
     if recipe.base:
-        counts["lessons"] = len(lessons(recipe.base, panels.tasks["base"]))
+        counts["lessons"] = len(lessons(recipe.base, task_lists.tasks["base"]))
         counts["base"] *= 1 + recipe.base.clumsy
     return Episodes(
         **counts,
-        expert=len(panels.expert),
+        expert=len(task_lists.expert),
         limit=limit,
         seconds=seconds,
         step_seconds=steps,

@@ -77,7 +77,7 @@ class Ahead:
                 "staleness needs; set staleness=0."
             )
         engine.version = self._version
-        session.panels  # noqa: B018  looked up before threads start
+        session.task_lists  # noqa: B018  looked up before threads start
         explorer = explorer_of(self._recipe)
         self._make = world_maker(self._recipe)  # once, since it opens an environment to check the settings
         worlds = capacity(self._recipe, self._make, explorer.concurrency)

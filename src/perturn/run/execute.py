@@ -42,7 +42,7 @@ from perturn.run.stages.measure_distance import check_corrector, check_pathfinde
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen
-from perturn.run.task_lists import Panels, look_up
+from perturn.run.task_lists import TaskLists, look_up
 from perturn.table import locate, require_library
 from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
@@ -67,11 +67,11 @@ def _open(recipe: Recipe, command: str | None) -> Run:
     refuse_early(recipe, command)
     if command in (None, "train"):
         _refuse_offload(recipe)
-    panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
+    task_lists = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
     run = Run(recipe)
     try:
-        if panels is not None:
-            panels.write(run.paths.tasks)
+        if task_lists is not None:
+            task_lists.write(run.paths.tasks)
         refuse_damage(run.folder, run.manifest["files"])
         _refuse_orphans(run)
         if leads():
@@ -174,7 +174,7 @@ def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str
     return list(dict.fromkeys(shlex.quote(str(folder / root)) for root in roots))
 
 
-def check(recipe: Recipe, command: str | None = None) -> Panels | None:
+def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
     """Check everything that the stages will need, so that mistakes are found before any work.
 
     Args:
@@ -217,15 +217,15 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     with closing_world(world_maker(recipe)()) as env:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
-        panels = look_up(recipe, env)
-        refuse_seen(recipe, panels)
+        task_lists = look_up(recipe, env)
+        refuse_seen(recipe, task_lists)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
-            locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, panels)
+            locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, task_lists)
         if any(part.needs for part in (recipe.explore, recipe.rows) if part is not None):
-            locate("perturn.run.stages.credit_checks:check_sections")(recipe, env, panels)
+            locate("perturn.run.stages.credit_checks:check_sections")(recipe, env, task_lists)
         if recipe.explore is not None:
-            check_explorer(recipe, panels.tasks.get("explore", []))
-        first = next((tasks[0] for tasks in panels.tasks.values()), None)
+            check_explorer(recipe, task_lists.tasks.get("explore", []))
+        first = next((tasks[0] for tasks in task_lists.tasks.values()), None)
         if first is not None:  # the user's own rows may be the only data
             try:
                 problem = misfit(env.reset(first, 0), protocol)
@@ -233,7 +233,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
                 problem = None
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
-    return panels
+    return task_lists
 
 
 def _check_side_engines(recipe: Recipe) -> None:

@@ -171,7 +171,7 @@ def _chosen(
     """Return the settings that differ from the defaults, or that most users should check."""
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
-        taught, explored, evaluated = _panels(env)
+        taught, explored, evaluated = _task_lists(env)
         packaged = _protocol_of_policy(model, environment)
         protocol = packaged or _protocol(env, "action" if small else "react")
         has_expert = "expert" in abilities_of(env)
@@ -217,7 +217,7 @@ def _chosen(
     }
 
 
-def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _task_lists(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return task lists for SFT, exploration and evaluation that the environment has enough tasks for."""
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):

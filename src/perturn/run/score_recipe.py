@@ -57,11 +57,11 @@ def scoring_recipe(
     data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
     apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
     with closing_world(environment_maker(data["environment"])()) as env:
-        panel = scored_panel(env, split, n)
+        task_list = scored_tasks(env, split, n)
         learned = None if protocol else learned_rules(model, environment)
-        rules = learned or rules_for(protocol, env, lambda: choose_tasks(env, Tasks(panel.split))[0])
+        rules = learned or rules_for(protocol, env, lambda: choose_tasks(env, Tasks(task_list.split))[0])
         name = env.name
-    data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
+    data["evaluate"] = {"tasks": {"split": task_list.split, "n": task_list.n}}
     data["protocol"] = dict(rules.settings)
     own = [word for word in overrides if word.startswith("protocol.")]
     apply_overrides(data, own)
@@ -76,7 +76,7 @@ def scoring_recipe(
     return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
 
 
-def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
+def scored_tasks(env: Environment, split: str | None, n: int | None) -> Tasks:
     """Return the task list of an evaluation: `n` tasks of a split, or the defaults.
 
     Raises:

@@ -40,7 +40,7 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
 from perturn.run.served_policy import engine_settings, handed_over, open_engine, policy_path
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
-from perturn.run.task_lists import Panels, look_up, read_panels
+from perturn.run.task_lists import TaskLists, look_up, read_task_lists
 from perturn.table import check_names, locate
 from perturn.types import (
     Engine,
@@ -136,9 +136,9 @@ class Session:
         return make_protocol(replace(section, suffix=asked))
 
     @cached_property
-    def panels(self) -> Panels:
+    def task_lists(self) -> TaskLists:
         """The run's task lists, from `tasks.json` if they were looked up before."""
-        found = read_panels(self.run.paths.tasks)
+        found = read_task_lists(self.run.paths.tasks)
         if found is None:
             with closing_world(world_maker(self.recipe)()) as env:
                 found = look_up(self.recipe, env)
@@ -341,7 +341,7 @@ class Session:
                     if not behind:
                         self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
-                        self.panels.refuse_other_world(trajectory.environment)
+                        self.task_lists.refuse_other_world(trajectory.environment)
                         store.append(trajectory)
                         shown.advance()
                         failures.add([trajectory]).refuse(what)

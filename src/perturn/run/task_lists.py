@@ -44,7 +44,7 @@ class _Noted(TypedDict):
 
 
 @dataclass(frozen=True)
-class Panels:
+class TaskLists:
     """The task lists of a run."""
 
     environment: str
@@ -68,12 +68,12 @@ class Panels:
 
     def write(self, file: Path) -> None:
         """Store the task lists in a file."""
-        panels = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
-        write_whole(file, json.dumps({"environment": self.environment, "panels": panels}) + "\n")
+        task_lists = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
+        write_whole(file, json.dumps({"environment": self.environment, "panels": task_lists}) + "\n")
 
 
-def read_panels(file: Path) -> Panels | None:
-    """Return the task lists that `Panels.write` stored; None if the file does not exist.
+def read_task_lists(file: Path) -> TaskLists | None:
+    """Return the task lists that `TaskLists.write` stored; None if the file does not exist.
 
     Raises:
         RunError: If the file does not hold task lists.
@@ -81,11 +81,11 @@ def read_panels(file: Path) -> Panels | None:
     noted = read_note(file, _Noted)
     if noted is None:
         return None
-    panels = {name: [Task(**task) for task in tasks] for name, tasks in noted["panels"].items()}
-    return Panels(noted["environment"], panels)
+    task_lists = {name: [Task(**task) for task in tasks] for name, tasks in noted["panels"].items()}
+    return TaskLists(noted["environment"], task_lists)
 
 
-def look_up(recipe: Recipe, env: Environment) -> Panels:
+def look_up(recipe: Recipe, env: Environment) -> TaskLists:
     """Return the task lists of all sections of a recipe."""
     named = {
         "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
@@ -96,16 +96,16 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
     if recipe.expert and recipe.expert.file is None and not (recipe.sft or recipe.explore):
         named["sft"] = Tasks()
     found: dict[str, list[Task]] = {}
-    for name, panel in named.items():
+    for name, task_list in named.items():
         with within(f"{name}.tasks: "):
-            found |= {} if panel is None else {name: choose_tasks(env, panel)}
+            found |= {} if task_list is None else {name: choose_tasks(env, task_list)}
     most, there = recipe.explore and recipe.explore.per_iteration, len(found.get("explore", ()))
     must = f"be at most the {there} tasks of explore.tasks"
     check_fit(not most or most <= there, "explore.per_iteration", must, most)
-    return Panels(env.name, found)
+    return TaskLists(env.name, found)
 
 
-def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
+def choose_tasks(env: Environment, task_list: Tasks) -> list[Task]:
     """Return the tasks of a task list: `n` in total or `per_kind` of each kind, after `skip`, in a fixed random order.
 
     The order depends on the split and the kinds alone, not on the run's seed, so all runs get the same tasks.
@@ -117,41 +117,43 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     groups: dict[str, list[Task]] = defaultdict(list)
     ids: set[str] = set()
     kinds: set[str] = set()
-    for task in _tasks(env, panel.split):
+    for task in _tasks(env, task_list.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
         if task.id in ids:
             raise EnvironmentFailure(
-                f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
+                f"{env.name}: two tasks of split {task_list.split!r} have the id {task.id!r:.60}. "
+                "Remedy: one id a task."
             )
         ids.add(task.id)
         kinds.add(task.kind)
-        if panel.kinds is None or task.kind in panel.kinds:
-            groups[task.kind if panel.n is None else ""].append(task)
-    for kind in panel.kinds or ():
-        check_known(kind, kinds, f"kinds: split {panel.split!r} has no task of kind {kind!r:.60}")
-    chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
+        if task_list.kinds is None or task.kind in task_list.kinds:
+            groups[task.kind if task_list.n is None else ""].append(task)
+    for kind in task_list.kinds or ():
+        check_known(kind, kinds, f"kinds: split {task_list.split!r} has no task of kind {kind!r:.60}")
+    chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, task_list)]
     remedy = "Take another split, or other settings of environment."
-    check_fit(chosen, f"split {panel.split!r} of {env.name}", "have a task", chosen, remedy)
+    check_fit(chosen, f"split {task_list.split!r} of {env.name}", "have a task", chosen, remedy)
     return chosen
 
 
-def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
+def _picked(kind: str, tasks: list[Task], task_list: Tasks) -> list[Task]:
     """Return the chosen tasks of one kind, or of all kinds together if the task list sets `n`."""
-    random.Random(f"{panel.split}/{kind}").shuffle(tasks)
-    key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
+    random.Random(f"{task_list.split}/{kind}").shuffle(tasks)
+    key, wanted = ("per_kind", task_list.per_kind) if task_list.n is None else ("n", task_list.n)
     if wanted is None:
-        return tasks[panel.skip :]
-    if len(tasks) < panel.skip + wanted:
+        return tasks[task_list.skip :]
+    if len(tasks) < task_list.skip + wanted:
         whose = (
             f"kind {kind!r} has {len(tasks)} tasks in"
-            if panel.n is None
-            else f"{len(tasks)} tasks{' of these kinds' if panel.kinds else ''} are in"
+            if task_list.n is None
+            else f"{len(tasks)} tasks{' of these kinds' if task_list.kinds else ''} are in"
         )
         raise ConfigError(
-            f"{whose} split {panel.split!r}, but {key}={wanted} and skip={panel.skip} ask for {panel.skip + wanted}."
+            f"{whose} split {task_list.split!r}, but {key}={wanted} and skip={task_list.skip} ask for "
+            f"{task_list.skip + wanted}."
         )
-    return tasks[panel.skip : panel.skip + wanted]
+    return tasks[task_list.skip : task_list.skip + wanted]
 
 
 def sft_tasks(recipe: Recipe) -> Tasks:
@@ -192,6 +194,6 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
     return shuffled[hand * number : (hand + 1) * number]
 
 
-def panel_digest(tasks: Sequence[Task]) -> str:
+def task_list_digest(tasks: Sequence[Task]) -> str:
     """Return the SHA-256 of the ids of tasks. Task lists with equal digests have the same tasks."""
     return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

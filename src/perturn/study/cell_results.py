@@ -17,17 +17,17 @@ from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import Maker
 from perturn.study.cells import Cell, Point
 
-Panel = Literal["tune", "test"]
+TaskListName = Literal["tune", "test"]
 _SCORED = "scored.json"
 """File in the folder of a score that records the digests of the scored weights."""
-PANELS: tuple[Panel, ...] = ("tune", "test")
+TASK_LISTS: tuple[TaskListName, ...] = ("tune", "test")
 
 
-def is_done(cell: Cell, panel: Panel) -> bool:
+def is_done(cell: Cell, task_list: TaskListName) -> bool:
     """Return whether a cell's run is finished and, for the test tasks, whether its policy is scored too."""
     done = _stages(cell.folder)
     whole = all(done.get(name, {}).get("done") for name in cell.stages)
-    if not whole or panel == "tune":
+    if not whole or task_list == "tune":
         return whole
     return bool(_stages(cell.scored).get("evaluate-base", {}).get("done")) and not _is_stale(cell)
 
@@ -77,9 +77,9 @@ def _stages(folder: Path) -> dict[str, Any]:
     return found
 
 
-def seconds(cell: Cell, panel: Panel) -> float:
+def seconds(cell: Cell, task_list: TaskListName) -> float:
     """Return the time of all stages of a cell in seconds, including stages that were copied from other runs."""
-    folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    folders = [cell.folder] if task_list == "tune" else [cell.folder, cell.scored]
     found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
     return round(sum(found), 1)
 
@@ -91,11 +91,12 @@ def peak_gb(cell: Cell) -> float:
     )
 
 
-def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
+def outcomes(cell: Cell, task_list: TaskListName) -> list[Outcome]:
     """Return the episodes of a cell's policy on a task list, sorted by task."""
-    paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
+    paths = RunPaths(cell.folder if task_list == "tune" else cell.scored)
     return sorted(
-        read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task
+        read_outcomes(paths.evaluation(cell.policy if task_list == "tune" else "base")),
+        key=lambda one: one.task,
     )
 
 

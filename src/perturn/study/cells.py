@@ -134,14 +134,14 @@ class Plan:
         if not tuned:
             data["evaluate"] = None
         elif study.tune is not None:
-            data["evaluate"] = {**(data.get("evaluate") or {}), "tasks": _panel(study.tune.tasks)}
+            data["evaluate"] = {**(data.get("evaluate") or {}), "tasks": _task_list_section(study.tune.tasks)}
         name = _name(self, environment, method, point, seed)
         with within(f"{' '.join(filter(None, (environment, method, point_text(point))))}: "):
             recipe = parse(Recipe, {**data, **runs, "name": f"{name}-{_digest(data)}"})
             scoring = _scoring(self._data(environment, method, point, seed))
             if (suffix := suffix_of(recipe, policy_of(recipe, recipe.iterations))) is not None:
                 scoring["protocol"] = {**scoring["protocol"], "suffix": suffix}
-            scoring = _on_panel(scoring, *(scored or (study.test, study.folder / "runs")), recipe.name)
+            scoring = _on_task_list(scoring, *(scored or (study.test, study.folder / "runs")), recipe.name)
             parse(Recipe, dict(scoring))
         return Cell(environment, method, point, seed, tuned, recipe, scoring)
 
@@ -250,17 +250,17 @@ def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
+def _on_task_list(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
     """Return the recipe of a run that scores a policy on a task list, without the model."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
-    part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
+    part = {**(recipe.get("evaluate") or {}), "tasks": _task_list_section(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}
     found = {**without, "evaluate": part}
     # The name holds the digest of the scored run and the digest of this recipe.
     return {**found, "output": str(output), "name": f"{run}-test-{_digest(found)}"}
 
 
-def _panel(tasks: Any) -> dict[str, Any]:
+def _task_list_section(tasks: Any) -> dict[str, Any]:
     """Return a task list as a section of a recipe, without settings that are None."""
     return {key: value for key, value in vars(tasks).items() if value is not None}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from perturn.data.episode_outcomes import Outcome
 from perturn.errors import ConfigError, RunError
-from perturn.study.cell_results import Panel, is_done
+from perturn.study.cell_results import TaskListName, is_done
 from perturn.study.cells import Cell, point_text
 from perturn.study.tables.episode_table import EPISODES, read_episodes
 from perturn.study.tables.study_records import read_cells
@@ -38,29 +38,29 @@ class Kept:
         for each in read_episodes(folder / EPISODES):
             self._episodes[_key(each, each["point"])].append(each)
 
-    def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
+    def row(self, cell: Cell, task_list: TaskListName) -> Mapping[str, Any] | None:
         """Return the recorded row of a finished cell whose run is gone; None for any other cell."""
-        found = self._cells.get((runs_of(self._folder, cell, panel), panel))
+        found = self._cells.get((runs_of(self._folder, cell, task_list), task_list))
         return None if found is None or _speaks(cell) else found
 
-    def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
+    def episodes(self, cell: Cell, task_list: TaskListName) -> list[Mapping[str, Any]]:
         """Return the recorded episodes of a finished cell whose run is gone; empty for other cells.
 
         Raises:
             RunError: If the cell is recorded as done and its episodes are missing.
         """
-        row = self.row(cell, panel)
+        row = self.row(cell, task_list)
         if row is None:
             return []
         found = self._episodes[_key(row, point_text(row["point"]))]
         if not found:
             raise RunError(
-                f"{self._folder / EPISODES} has no row of {cell.label} ({panel}), which cells.json says is "
+                f"{self._folder / EPISODES} has no row of {cell.label} ({task_list}), which cells.json says is "
                 "done and whose runs are gone; restore it, or remove cells.json to have all made again."
             )
         return found
 
-    def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
+    def outcomes(self, cell: Cell, task_list: TaskListName) -> list[Outcome]:
         """Return the recorded outcomes of a finished cell whose run is gone, sorted by task."""
         found = [
             Outcome(
@@ -74,21 +74,21 @@ class Kept:
                 policy="",
                 kind=each["kind"],
             )
-            for each in self.episodes(cell, panel)
+            for each in self.episodes(cell, task_list)
         ]
         return sorted(found, key=lambda one: one.task)
 
-    def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
+    def refuse_loss(self, cells: Iterable[tuple[Cell, TaskListName]]) -> None:
         """Raise an error if recorded results of deleted runs would be lost, because the study lacks their cells.
 
         Args:
             cells: All cells of the study, each with its task list.
         """
-        planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
+        planned = {(runs_of(self._folder, cell, task_list), task_list) for cell, task_list in cells}
         lost = [
             row
-            for (runs, panel), row in self._cells.items()
-            if (runs, panel) not in planned and not (self._folder / runs[0]).exists()
+            for (runs, task_list), row in self._cells.items()
+            if (runs, task_list) not in planned and not (self._folder / runs[0]).exists()
         ]
         if lost:
             first = lost[0]
@@ -99,9 +99,9 @@ class Kept:
             )
 
 
-def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
+def runs_of(folder: Path, cell: Cell, task_list: TaskListName) -> _Runs:
     """Return the run folders of a cell, relative to the study's folder and without folders outside it."""
-    runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    runs = [cell.folder] if task_list == "tune" else [cell.folder, cell.scored]
     return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
 
 

@@ -38,15 +38,15 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
         trains_here: Whether the cells run on this machine, and not on the nodes of a cluster.
     """
     check_parquet()
-    methods, panels = set(), set()
+    methods, task_lists = set(), set()
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
             check_selection(scoring, _maker(cell))
             refuse_early(cell.recipe, None, trains_here=trains_here)
-            if (key := _panels(cell.recipe)) not in panels:
+            if (key := _task_list_key(cell.recipe)) not in task_lists:
                 _refuse_overlap(study, cell)
-                panels.add(key)
+                task_lists.add(key)
             if (cell.environment, cell.method) not in methods and not RunPaths(cell.folder).is_run:
                 check(cell.recipe)
             elif cell.recipe.sft or cell.recipe.align:
@@ -63,7 +63,7 @@ def _maker(cell: Cell) -> Maker | None:
     return Maker(cell.folder, cell.recipe, cell.policy)
 
 
-def _panels(recipe: Recipe) -> str:
+def _task_list_key(recipe: Recipe) -> str:
     """Return a key of all settings that decide which tasks the stages of a recipe play."""
     sections = (recipe.base, recipe.sft, recipe.explore)
     tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
@@ -76,26 +76,30 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
-        panels = look_up(cell.recipe, env).tasks
+        task_lists = look_up(cell.recipe, env).tasks
     learned = {
-        f"{name}.tasks": {task.id for task in tasks} for name, tasks in panels.items() if name != "evaluate"
+        f"{name}.tasks": {task.id for task in tasks}
+        for name, tasks in task_lists.items()
+        if name != "evaluate"
     }
     learned |= {key: _ids_in(file, key) for key, file in own_files(cell.recipe).items()}
     _refuse_shared("test.tasks", tested, learned | {"tune.tasks": tuned})
     _refuse_shared("tune.tasks", tuned, learned)
 
 
-def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
+def _refuse_shared(task_list: str, held: set[str], others: Mapping[str, set[str]]) -> None:
     """Reject a task list that shares a task with other task lists."""
     must_not = (
-        "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
+        "tested must not be learned or tuned on"
+        if task_list == "test.tasks"
+        else "tuned on must not be learned"
     )
     for name, ids in others.items():
         if both := sorted(held & ids):
             whose = "take its rows out" if name.endswith((".file", ".path")) else "`skip` those"
             raise ConfigError(
-                f"{panel} shares {len(both)} tasks with {name}, such as {both[0]!r:.80}; what is {must_not}, so take "
-                f"another split, or {whose}."
+                f"{task_list} shares {len(both)} tasks with {name}, such as {both[0]!r:.80}; what is {must_not}, so "
+                f"take another split, or {whose}."
             )
 
 
@@ -108,7 +112,7 @@ def _ids_in(file: str, key: str) -> set[str]:
     return found
 
 
-def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
+def _ids(env: Environment, task_list: Tasks, where: str) -> set[str]:
     """Return the ids of the tasks in a task list."""
     with within(f"{where}: "):
-        return {task.id for task in choose_tasks(env, panel)}
+        return {task.id for task in choose_tasks(env, task_list)}

@@ -37,7 +37,9 @@ class Screen:
     def shown(self, board: Board) -> Iterator[None]:
         """Show the study's progress while the block runs."""
         self._told = {
-            (cell.label, panel) for cell, panel in board.cells() if board.state(cell, panel) != "to do"
+            (cell.label, task_list)
+            for cell, task_list in board.cells()
+            if board.state(cell, task_list) != "to do"
         }
         if not self._console.is_interactive:
             yield
@@ -48,14 +50,14 @@ class Screen:
     def tell(self, conductor: Conductor) -> None:
         """Show the current progress."""
         board = conductor.board
-        for cell, panel in board.cells():
-            state = board.state(cell, panel)
-            if state != "to do" and (cell.label, panel) not in self._told:
-                self._told.add((cell.label, panel))
+        for cell, task_list in board.cells():
+            state = board.state(cell, task_list)
+            if state != "to do" and (cell.label, task_list) not in self._told:
+                self._told.add((cell.label, task_list))
                 error = f": {board.errors[cell.folder]}" if state == "failed" else ""
                 style = "red" if error else None
                 self._console.print(
-                    f"{cell.label}, {panel}: {state}{error}", markup=False, soft_wrap=True, style=style
+                    f"{cell.label}, {task_list}: {state}{error}", markup=False, soft_wrap=True, style=style
                 )
                 self._said = time.monotonic()
         if self._live.is_started:
@@ -69,7 +71,9 @@ class Screen:
         working = ", ".join(
             f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()
         )
-        states = Counter(conductor.board.state(cell, panel) for cell, panel in conductor.board.cells())
+        states = Counter(
+            conductor.board.state(cell, task_list) for cell, task_list in conductor.board.cells()
+        )
         left = seconds_left(conductor)
         said = "" if left is None else f"; about {_minutes(left)} left"
         done = f"{states['done']} of {states.total() + conductor.board.unknown} scores done"
@@ -119,8 +123,8 @@ def seconds_left(conductor: Conductor) -> float | None:
 def cells_table(board: Board) -> Table:
     """Return a table of the cells of each environment and method by state, with the chosen point."""
     counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
-    for cell, panel in board.cells():
-        counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
+    for cell, task_list in board.cells():
+        counts[cell.environment, cell.method][f"{task_list} {board.state(cell, task_list)}"] += 1
     table, several = Table(box=None, pad_edge=False), len(board.plan.study.environments) > 1
     for column in ("method", "settings tried", "tuned", "tested", "failed", "chosen setting"):
         table.add_column(column, overflow="fold")
@@ -132,7 +136,7 @@ def cells_table(board: Board) -> Table:
 
 def summary_line(board: Board) -> str:
     """Return a line with the number of runs, the share of work that is copied, and the errors."""
-    kept = [board.kept.row(cell, panel) is not None for cell, panel in board.cells()]
+    kept = [board.kept.row(cell, task_list) is not None for cell, task_list in board.cells()]
     runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
     stages, made, lent = board.sharing.counts(runs.values())
     others = ", ".join(board.plan.study.share)
@@ -152,8 +156,8 @@ def summary_line(board: Board) -> str:
 def _numbers(count: Counter[str]) -> list[str]:
     """Return the finished and total numbers of cells for each task list, and the number of failed cells."""
     done = [
-        f"{count[f'{panel} done']}/{sum(count[f'{panel} {state}'] for state in _STATES)}"
-        for panel in ("tune", "test")
+        f"{count[f'{task_list} done']}/{sum(count[f'{task_list} {state}'] for state in _STATES)}"
+        for task_list in ("tune", "test")
     ]
     return [*done, str(count["tune failed"] + count["test failed"])]
 

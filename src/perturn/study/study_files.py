@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.io.atomic_write import write_whole
-from perturn.study.cell_results import Panel, outcomes, seconds
+from perturn.study.cell_results import TaskListName, outcomes, seconds
 from perturn.study.cells import Cell, Point, point_text
 from perturn.study.finished_cells import runs_of
 from perturn.study.study_progress import Board, Method
@@ -58,7 +58,7 @@ class Files:
 def write_results(files: Files, board: Board) -> None:
     """Write `cells.json`, `episodes.parquet` and `protocols.json` for all cells that are known by now."""
     cells = list(board.cells())
-    own = [_cell_row(board, cell, panel) for cell, panel in cells]
+    own = [_cell_row(board, cell, task_list) for cell, task_list in cells]
     failed = [
         row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
     ]
@@ -68,26 +68,26 @@ def write_results(files: Files, board: Board) -> None:
         files.episodes,
         (
             row
-            for (cell, panel), one in zip(cells, own, strict=True)
-            if one["state"] == "done" and (panel == "test" or cell.tuned)
-            for row in _episode_rows(board, cell, panel)
+            for (cell, task_list), one in zip(cells, own, strict=True)
+            if one["state"] == "done" and (task_list == "test" or cell.tuned)
+            for row in _episode_rows(board, cell, task_list)
         ),
     )
     write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
     write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
 
 
-def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
+def _cell_row(board: Board, cell: Cell, task_list: TaskListName) -> dict[str, Any]:
     """Return the row of a cell in `cells.json`."""
-    if (kept := board.kept.row(cell, panel)) is not None:
+    if (kept := board.kept.row(cell, task_list)) is not None:
         return dict(kept)
-    state = board.state(cell, panel)
+    state = board.state(cell, task_list)
     return {
-        **_key(cell.environment, cell.method, cell.point, cell.seed, panel),
+        **_key(cell.environment, cell.method, cell.point, cell.seed, task_list),
         "state": state,
         "error": board.errors.get(cell.folder) if state == "failed" else None,
-        "seconds": seconds(cell, panel),
-        "runs": list(runs_of(board.plan.study.folder, cell, panel)),
+        "seconds": seconds(cell, task_list),
+        "runs": list(runs_of(board.plan.study.folder, cell, task_list)),
         "makes_base": cell.recipe.base is not None,
     }
 
@@ -104,19 +104,19 @@ def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
         }
 
 
-def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -> dict[str, Any]:
-    return {"environment": environment, "method": method, "point": point, "seed": seed, "panel": panel}
+def _key(environment: str, method: str, point: Point, seed: int, task_list: TaskListName) -> dict[str, Any]:
+    return {"environment": environment, "method": method, "point": point, "seed": seed, "panel": task_list}
 
 
-def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
+def _episode_rows(board: Board, cell: Cell, task_list: TaskListName) -> Iterator[Mapping[str, Any]]:
     """Yield a finished cell's rows of `episodes.parquet`, from its runs or from the recorded rows."""
-    return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
+    return iter(kept) if (kept := board.kept.episodes(cell, task_list)) else episode_rows(cell, task_list)
 
 
-def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
+def episode_rows(cell: Cell, task_list: TaskListName) -> Iterator[dict[str, Any]]:
     """Yield a finished cell's rows of `episodes.parquet`, read from its runs."""
-    for one in outcomes(cell, panel):
-        key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
+    for one in outcomes(cell, task_list):
+        key = _key(cell.environment, cell.method, cell.point, cell.seed, task_list) | {
             "point": point_text(cell.point)
         }
         own = ("task", "kind", "success", "score", "turns", "invalid", "failed")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perturn.data.episode_outcomes import Outcome
-from perturn.study.cell_results import PANELS, Panel, choose, is_done, outcomes
+from perturn.study.cell_results import TASK_LISTS, TaskListName, choose, is_done, outcomes
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
 from perturn.study.rescore import Again
@@ -33,7 +33,7 @@ class Board:
         """Chosen point of each method whose tuning has ended; None if no point was finished on every seed."""
         self.tuning = list(plan.tuning())
         self._testing: dict[Method, list[Cell]] = {}
-        self._done: set[tuple[Path, Panel]] = set()
+        self._done: set[tuple[Path, TaskListName]] = set()
         for cell in self.tuning:
             self._enter(cell)
         self.choose()
@@ -44,30 +44,30 @@ class Board:
 
     def _look(self, cell: Cell) -> None:
         """Check for which task lists a cell is done, by its runs or by its recorded rows."""
-        for panel in PANELS:
-            if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
-                self._done.add((cell.folder, panel))
+        for task_list in TASK_LISTS:
+            if is_done(cell, task_list) or self.kept.row(cell, task_list) is not None:
+                self._done.add((cell.folder, task_list))
             else:
-                self._done.discard((cell.folder, panel))
+                self._done.discard((cell.folder, task_list))
 
-    def cells(self) -> Iterator[tuple[Cell, Panel]]:
+    def cells(self) -> Iterator[tuple[Cell, TaskListName]]:
         """Yield all cells that are known by now, each with the task list on which it is scored."""
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
 
-    def state(self, cell: Cell, panel: Panel) -> str:
+    def state(self, cell: Cell, task_list: TaskListName) -> str:
         """Return the state of a cell on a task list: `done`, `failed` or `to do`."""
-        if (cell.folder, panel) in self._done:
+        if (cell.folder, task_list) in self._done:
             return "done"
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
         """Return the cells to run, by folder, and whether each is also scored on the test tasks."""
         found: dict[Path, tuple[Cell, bool]] = {}
-        for cell, panel in self.cells():
-            if self.state(cell, panel) == "to do":
-                found[cell.folder] = cell, panel == "test" or found.get(cell.folder, (cell, False))[1]
+        for cell, task_list in self.cells():
+            if self.state(cell, task_list) == "to do":
+                found[cell.folder] = cell, task_list == "test" or found.get(cell.folder, (cell, False))[1]
         return found
 
     def possible(self) -> Iterator[Cell]:

@@ -27,7 +27,7 @@ class Scripted:
     format: str
     """Of actions, as in the protocol."""
     per_kind: int | None = None
-    """Tasks of `train` of each kind whose scripts it knows, as in the panel of the recipe; None: all."""
+    """Tasks of `train` of each kind whose scripts it knows, as in the task list of the recipe; None: all."""
     slip: float = 0.25
     """Chance that a turn is a slip."""
 

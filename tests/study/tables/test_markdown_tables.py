@@ -2,7 +2,7 @@
 
 from perturn.study.tables.study_page import tables, write_study_page
 from perturn.study.tables.verdicts import summarize
-from study.recorded_studies import make, panel, small, write
+from study.recorded_studies import by_task, make, small, write
 
 
 def cells(text, first):
@@ -14,7 +14,7 @@ def cells(text, first):
 def test_a_table_by_hand(tmp_path):
     """One seed, 16 games: a solves 8 and sft none, c one; McNemar's p 2/2^8, a against c 2/2^7; q 3/128 each."""
     scores = {
-        name: {0: panel(*[1] * won, *[0] * (16 - won))} for name, won in {"sft": 0, "a": 8, "c": 1}.items()
+        name: {0: by_task(*[1] * won, *[0] * (16 - won))} for name, won in {"sft": 0, "a": 8, "c": 1}.items()
     }
     found, rows = small(tmp_path, scores)
     methods = {name: {} for name in scores}
@@ -61,7 +61,7 @@ def test_it_has_the_numbers_of_the_summary_and_is_written_beside_it(tmp_path):
 
 
 def test_a_score_has_a_table_of_its_own(tmp_path):
-    scores = {"sft": dict.fromkeys(range(3), panel(0, 1)), "rft": dict.fromkeys(range(3), panel(0, 1))}
+    scores = {"sft": dict.fromkeys(range(3), by_task(0, 1)), "rft": dict.fromkeys(range(3), by_task(0, 1))}
     small(tmp_path, scores, measure=lambda method, task: 0.5 if method == "rft" else 0.25)
 
     _, success, score, *_ = tables(summarize(tmp_path)).split("\n\n")
@@ -88,7 +88,7 @@ def test_what_is_missing_is_said(tmp_path):
 
 def test_text_ends_no_cell_and_is_no_html(tmp_path):
     """Nor does a comment end the block of a page."""
-    scores = {"sft": {0: panel(1, 0)}, "a|b <!-- end -->\nc": {0: panel(1, 1)}}
+    scores = {"sft": {0: by_task(1, 0)}, "a|b <!-- end -->\nc": {0: by_task(1, 1)}}
     small(tmp_path, scores)
 
     text = tables(summarize(tmp_path))

@@ -7,7 +7,7 @@ import pytest
 from perturn.stats import benjamini_hochberg, crossed_comparison, crossed_interval, paired_comparison
 from perturn.study.tables.verdict_text import sentences
 from perturn.study.tables.verdicts import summarize
-from study.recorded_studies import make, panel, small, write
+from study.recorded_studies import by_task, make, small, write
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_what_is_true_is_found(whole):
 
 def test_a_row_by_hand(tmp_path):
     """Two seeds of four games. sft: 2 + 1 solved of 8; rft: 3 + 4. Differences 1, 0, 0, 0 and 1, 1, 1, 0."""
-    sft = {0: panel(0, 1, 1, 0), 1: panel(0, 0, 0, 1)}
-    rft = {0: panel(1, 1, 1, 0), 1: panel(1, 1, 1, 1)}
+    sft = {0: by_task(0, 1, 1, 0), 1: by_task(0, 0, 0, 1)}
+    rft = {0: by_task(1, 1, 1, 0), 1: by_task(1, 1, 1, 1)}
     small(tmp_path, {"sft": sft, "rft": rft})
 
     row = toy(summarize(tmp_path))["methods"][1]
@@ -75,8 +75,8 @@ def test_a_row_by_hand(tmp_path):
 
 
 def test_numbers_are_those_of_the_statistics(tmp_path):
-    sft = {0: panel(0, 1, 1, 0, 0), 1: panel(0, 0, 0, 1, 1), 2: panel(0, 0, 1, 0, 0)}
-    rft = {0: panel(1, 1, 1, 0, 1), 1: panel(1, 1, 1, 1, 0), 2: panel(1, 0, 1, 0, 0)}
+    sft = {0: by_task(0, 1, 1, 0, 0), 1: by_task(0, 0, 0, 1, 1), 2: by_task(0, 0, 1, 0, 0)}
+    rft = {0: by_task(1, 1, 1, 0, 1), 1: by_task(1, 1, 1, 1, 0), 2: by_task(1, 0, 1, 0, 0)}
     small(tmp_path, {"sft": sft, "rft": rft})
     a, b = ([[float(ok) for ok in row.values()] for row in side.values()] for side in (rft, sft))
 
@@ -141,7 +141,7 @@ def test_more_primary_comparisons_see_larger_differences_alone(tmp_path):
 
 def test_invalid_turns_are_a_share_of_all_turns(tmp_path):
     """1 of 4 and 6 of 8 turns: 7/12, not the mean of 0.25 and 0.75; its interval stays between 0 and 1."""
-    cells, rows = small(tmp_path, {"sft": {0: panel(1, 0)}})
+    cells, rows = small(tmp_path, {"sft": {0: by_task(1, 0)}})
     write(tmp_path, {}, cells, [rows[0], rows[1] | {"turns": 8, "invalid": 6}])
 
     found = toy(summarize(tmp_path))["methods"][0]["invalid"]
@@ -150,7 +150,7 @@ def test_invalid_turns_are_a_share_of_all_turns(tmp_path):
     assert 0 <= found["interval"][0] < 7 / 12 < found["interval"][1] <= 1
 
 
-def test_the_tuning_panel_decides_no_verdict(tmp_path):
+def test_the_tuning_task_list_decides_no_verdict(tmp_path):
     """All of its episodes turned round: the tuning section changes, the methods' rows do not."""
     settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
     before = summarize(tmp_path)["environments"]["alfworld"]
@@ -206,7 +206,7 @@ def test_unequal_tuning_is_named(tmp_path):
 
 def test_what_one_seed_shows_is_of_that_seed_alone(tmp_path):
     """Eight games won and none lost under one seed: McNemar's p is 2/2^8, and nothing is said of another seed."""
-    small(tmp_path, {"sft": {0: panel(*[0] * 10)}, "rft": {0: panel(*[1] * 8, 0, 0)}})
+    small(tmp_path, {"sft": {0: by_task(*[0] * 10)}, "rft": {0: by_task(*[1] * 8, 0, 0)}})
 
     found = toy(summarize(tmp_path))
 
@@ -224,7 +224,7 @@ def test_what_one_seed_shows_is_of_that_seed_alone(tmp_path):
 
 def test_seeds_that_disagree_are_no_verdict(tmp_path):
     """One seed of three gains 60 of 100 games: beyond chance for other games, and not shown for other seeds."""
-    none, most = panel(*[0] * 100), panel(*[1] * 60, *[0] * 40)
+    none, most = by_task(*[0] * 100), by_task(*[1] * 60, *[0] * 40)
     small(tmp_path, {"sft": dict.fromkeys(range(3), none), "rft": {0: most, 1: none, 2: none}})
 
     row = toy(summarize(tmp_path))["methods"][1]["success"]["against"]
@@ -236,7 +236,7 @@ def test_seeds_that_disagree_are_no_verdict(tmp_path):
 
 def test_scores_that_are_all_alike(tmp_path):
     """Nothing differs, so nothing is known of what a difference would look like; the interval still has a width."""
-    alike = dict.fromkeys(range(3), panel(1, 0, 1, 1))
+    alike = dict.fromkeys(range(3), by_task(1, 0, 1, 1))
     small(tmp_path, {"sft": alike, "rft": alike})
 
     row = toy(summarize(tmp_path))["methods"][1]["success"]["against"]
@@ -250,8 +250,8 @@ def test_scores_that_are_all_alike(tmp_path):
 
 
 def test_a_missing_seed_is_named_and_left_out_of_the_pairs(tmp_path):
-    sft = {0: panel(0, 0, 1, 0), 1: panel(0, 0, 1, 0), 2: panel(1, 1, 1, 1)}
-    rft = {0: panel(1, 0, 1, 0), 1: panel(0, 1, 1, 0)}
+    sft = {0: by_task(0, 0, 1, 0), 1: by_task(0, 0, 1, 0), 2: by_task(1, 1, 1, 1)}
+    rft = {0: by_task(1, 0, 1, 0), 1: by_task(0, 1, 1, 0)}
     small(tmp_path, {"sft": sft, "rft": rft})
 
     found = toy(summarize(tmp_path))
@@ -267,8 +267,8 @@ def test_a_missing_seed_is_named_and_left_out_of_the_pairs(tmp_path):
 
 def test_a_missing_task_is_named_and_left_out(tmp_path):
     """Under seed 1 rft lacks t3: its mean and its difference are over the other three tasks."""
-    sft = dict.fromkeys(range(2), panel(0, 0, 1, 0))
-    rft = {0: panel(1, 0, 1, 1), 1: {"t0": 0, "t1": 0, "t2": 1}}
+    sft = dict.fromkeys(range(2), by_task(0, 0, 1, 0))
+    rft = {0: by_task(1, 0, 1, 1), 1: {"t0": 0, "t1": 0, "t2": 1}}
     small(tmp_path, {"sft": sft, "rft": rft})
 
     found = toy(summarize(tmp_path))
@@ -283,7 +283,7 @@ def test_a_missing_task_is_named_and_left_out(tmp_path):
 
 
 def test_without_the_baseline_nothing_is_compared(tmp_path):
-    cells, rows = small(tmp_path, {"sft": {0: panel(1, 0)}, "rft": {0: panel(1, 1)}})
+    cells, rows = small(tmp_path, {"sft": {0: by_task(1, 0)}, "rft": {0: by_task(1, 1)}})
     failed = [
         row | {"state": "failed", "error": "out of memory"} if row["method"] == "sft" else row
         for row in cells
@@ -303,7 +303,9 @@ def test_without_the_baseline_nothing_is_compared(tmp_path):
 
 def test_a_score_under_another_protocol_is_named(tmp_path):
     """Seeds may differ; the baseline's protocol is shown."""
-    cells, rows = small(tmp_path, {"rft": {0: panel(1, 1)}, "sft": {0: panel(1, 0)}, "nat": {0: panel(1, 1)}})
+    cells, rows = small(
+        tmp_path, {"rft": {0: by_task(1, 1)}, "sft": {0: by_task(1, 0)}, "nat": {0: by_task(1, 1)}}
+    )
     for seed, (cell, limit) in enumerate(zip(cells, (40, 30, 30), strict=True)):
         cell["runs"] = ["runs/none", f"runs/{cell['method']}"]
         stamp = tmp_path / "runs" / cell["method"] / "evaluation" / "protocol.json"
@@ -322,7 +324,7 @@ def test_a_score_under_another_protocol_is_named(tmp_path):
 
 
 def test_a_study_that_has_just_begun(tmp_path):
-    cells, _ = small(tmp_path, {"sft": {0: panel(1)}, "rft": {0: panel(1)}})
+    cells, _ = small(tmp_path, {"sft": {0: by_task(1)}, "rft": {0: by_task(1)}})
     write(tmp_path, {"baseline": "sft"}, [row | {"state": "to do"} for row in cells], [])
 
     found = toy(summarize(tmp_path))
@@ -333,7 +335,7 @@ def test_a_study_that_has_just_begun(tmp_path):
 
 def test_samples_of_a_task_are_averaged(tmp_path):
     """In one of two samples sft solves t0; then scores are no successes, and the test flips signs."""
-    cells, rows = small(tmp_path, {"sft": {0: panel(1, 0)}, "rft": {0: panel(1, 1)}})
+    cells, rows = small(tmp_path, {"sft": {0: by_task(1, 0)}, "rft": {0: by_task(1, 1)}})
     write(tmp_path, {"baseline": "sft"}, cells, [*rows, rows[0] | {"success": False, "score": 0.0}])
 
     sft, rft = toy(summarize(tmp_path))["methods"]
@@ -347,7 +349,7 @@ def test_samples_of_a_task_are_averaged(tmp_path):
 
 
 def test_scores_that_say_more_than_success_are_compared_too(tmp_path):
-    scores = {"sft": dict.fromkeys(range(3), panel(0, 1)), "rft": dict.fromkeys(range(3), panel(0, 1))}
+    scores = {"sft": dict.fromkeys(range(3), by_task(0, 1)), "rft": dict.fromkeys(range(3), by_task(0, 1))}
     small(tmp_path, scores, measure=lambda method, task: 0.5 if method == "rft" else 0.25)
 
     found = toy(summarize(tmp_path))
@@ -360,7 +362,7 @@ def test_scores_that_say_more_than_success_are_compared_too(tmp_path):
 
 def test_scores_without_bounds_have_none_of_their_own(tmp_path):
     """Rewards of 100 and -100; with one task there is no interval, and JSON holds null."""
-    small(tmp_path, {"sft": {0: panel(1)}, "rft": {0: panel(1)}}, measure=lambda method, task: -100.0)
+    small(tmp_path, {"sft": {0: by_task(1)}, "rft": {0: by_task(1)}}, measure=lambda method, task: -100.0)
 
     summary = summarize(tmp_path)
 
@@ -369,7 +371,7 @@ def test_scores_without_bounds_have_none_of_their_own(tmp_path):
 
 
 def test_the_baseline_is_sft_where_the_study_names_none(tmp_path):
-    cells, rows = small(tmp_path, {"base": {0: panel(0)}, "sft": {0: panel(1)}})
+    cells, rows = small(tmp_path, {"base": {0: by_task(0)}, "sft": {0: by_task(1)}})
     write(tmp_path, {"name": "toy", "baseline": None}, cells, rows)
 
     assert summarize(tmp_path)["baseline"] == "sft"

@@ -42,7 +42,7 @@ KINDS = (
 )
 """Names of the six kinds of tasks."""
 
-PANELS: Mapping[str, tuple[int, str]] = {
+SPLITS: Mapping[str, tuple[int, str]] = {
     "train": (3553, "6ab71f804f82dae7065d6586e285f347747b334be802a1b0d089b31f2915379c"),
     "valid_train": (200, "ada705da12f7f0b116e018340334dbe07e292b83fed0530503b7e2d5dc6d9602"),
     "valid_seen": (140, "cc3d2e964ba360c43049c459137d04711d8ef1ac8fc2ecdf704af677f6f20304"),
@@ -87,7 +87,7 @@ class Games:
         """
         self.folder = folder = data_folder(data)
         self._ids: dict[str, list[str]] = {}
-        if not any(self._folder(split) or self._archive(split) for split in PANELS):
+        if not any(self._folder(split) or self._archive(split) for split in SPLITS):
             raise EnvironmentFailure(
                 f"no ALFWorld games at {folder}: expected {_FOLDER}/<split>/.../{_FILE} or <split>.jsonl.xz there. "
                 'Fetch them with alfworld-download (pip install "perturn[alfworld]"), or name the folder that has '
@@ -100,8 +100,8 @@ class Games:
         Raises:
             EnvironmentFailure: If the split is missing, or a game file is cut off.
         """
-        if split not in PANELS:
-            raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, PANELS)}")
+        if split not in SPLITS:
+            raise EnvironmentFailure(f"unknown split {split!r} of alfworld.{did_you_mean(split, SPLITS)}")
         if split not in self._ids:
             self._ids[split] = sorted(self._list(split))
             self._compare(split)
@@ -139,7 +139,7 @@ class Games:
 
     def _compare(self, split: str) -> None:
         """Log a warning if the games differ from the official split, since scores are then not comparable."""
-        count, digest = PANELS[split]
+        count, digest = SPLITS[split]
         found = self._ids[split]
         if len(found) != count or digest != ids_digest(found):
             _logger.warning(
@@ -167,10 +167,10 @@ def game_files(data: str | Path | None) -> list[Path]:
     folder = data_folder(data)
     kept = {
         split: [each for each in (folder / _FOLDER / split, folder / split) if each.is_dir()]
-        for split in PANELS
+        for split in SPLITS
     }
     games = [file for folders in kept.values() for each in folders[:1] for file in sorted(each.rglob(_FILE))]
-    return [*games, *(file for split in PANELS if (file := folder / f"{split}.jsonl.xz").is_file())]
+    return [*games, *(file for split in SPLITS if (file := folder / f"{split}.jsonl.xz").is_file())]
 
 
 def ids_digest(ids: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def show_expert(session: Session, stage: Stage) -> None:
 
     with run.stage(stage.name, file) as counts:
         if has_expert:
-            jobs = make_jobs(session.panels.expert, recipe.seed)
+            jobs = make_jobs(session.task_lists.expert, recipe.seed)
             at_once = recipe.explore.concurrency if recipe.explore else AT_ONCE
             counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
         else:
@@ -269,5 +269,5 @@ def explore_jobs(session: Session, stage: Stage) -> list[Job]:
     if explorer.traits.resumes_earlier and stage.iteration > 1:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
         left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
-    tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
+    tasks = dealt(session.task_lists.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
     return explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)

@@ -12,17 +12,17 @@ from perturn.errors import ConfigError, check_none
 from perturn.quantities import Planned, check_needs, policies_of, wanted
 from perturn.quantities.protocol import REWARD
 from perturn.run.stages.answer_form import answer_form
-from perturn.run.task_lists import Panels
+from perturn.run.task_lists import TaskLists
 from perturn.training.credit_choice import named_credit, weighs_alone
 from perturn.types import Environment
 
 
-def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
+def check_needed(recipe: Recipe, env: Environment, task_lists: TaskLists) -> None:
     """Reject a recipe whose credit reads quantities that the environment or a task does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
-    tasks = panels.tasks.get("explore", [])
+    tasks = task_lists.tasks.get("explore", [])
     wanted(credit.needs, f"credit {name}")
     check_prover(recipe, name, credit)
     grouped = makes(recipe, "groups")
@@ -40,9 +40,9 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     check_needs(credit.needs, planned)
 
 
-def check_sections(recipe: Recipe, env: Environment, panels: Panels) -> None:
+def check_sections(recipe: Recipe, env: Environment, task_lists: TaskLists) -> None:
     """Reject an explorer or a row maker that needs a quantity which cannot be computed."""
-    tasks = panels.tasks.get("explore", [])
+    tasks = task_lists.tasks.get("explore", [])
     for section, name_in, part in (
         ("explore", explorer_name, recipe.explore),
         ("rows", rows_name, recipe.rows),

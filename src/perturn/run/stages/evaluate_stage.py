@@ -24,7 +24,7 @@ from perturn.run.session import Session
 from perturn.run.stages.evaluation_strategy import Strategy, controlled, extension_counts
 from perturn.run.stages.measure_distance import measured
 from perturn.run.stages.selection import Selection, candidate_counts
-from perturn.run.task_lists import panel_digest
+from perturn.run.task_lists import task_list_digest
 from perturn.select.lookup import traits_of
 from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
 
@@ -32,7 +32,7 @@ from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
 def evaluate(session: Session, stage: Stage) -> None:
     """Play the evaluation tasks with a policy, and record the conditions of the evaluation."""
     run, recipe = session.run, session.recipe
-    settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
+    settings, tasks = recipe.evaluate, session.task_lists.tasks["evaluate"]
     assert settings is not None
     jobs = make_jobs(tasks, recipe.seed, settings.samples * settings.candidates("episodes"))
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
@@ -86,10 +86,10 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     """Return the conditions of a run's evaluations, including judge, user and selector."""
     recipe = session.recipe
     found = stamp(
-        session.panels.environment,
+        session.task_lists.environment,
         recipe.environment,
         settings.tasks.split,
-        session.panels.tasks["evaluate"],
+        session.task_lists.tasks["evaluate"],
         controlled(session.protocol, settings.turns),
         evaluation_sampling(recipe),
         recipe.seed,
@@ -142,7 +142,7 @@ def stamp(
         "settings": settings,
         "split": split,
         "n": len(tasks),
-        "panel_sha256": panel_digest(tasks),
+        "panel_sha256": task_list_digest(tasks),
         **_rules(protocol, tasks),
         "decoding": dataclasses.asdict(sampling),
         "departures": _departures(protocol, sampling),

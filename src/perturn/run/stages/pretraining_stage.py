@@ -30,7 +30,7 @@ def show_lessons(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     assert recipe.base is not None
     file = run.paths.trajectories(stage.name)
-    jobs = lessons(recipe.base, session.panels.tasks["base"])
+    jobs = lessons(recipe.base, session.task_lists.tasks["base"])
     start = partial(_shown, settings=recipe.base, protocol=session.protocol)
 
     def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:

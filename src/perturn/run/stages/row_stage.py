@@ -103,8 +103,8 @@ def expert_episodes(session: Session) -> list[Trajectory]:
     recipe, file = session.recipe, session.run.paths.trajectories("expert")
     episodes = _successes(session.run)
     if recipe.expert is None or recipe.expert.file is None:
-        panels = session.panels
-        order = {task.id: index for index, task in enumerate(panels.tasks.get("sft", panels.expert))}
+        task_lists = session.task_lists
+        order = {task.id: index for index, task in enumerate(task_lists.tasks.get("sft", task_lists.expert))}
         trained = [one for one in episodes if one.task.id in order or not one.environment]
         episodes = sorted(trained, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
     if not episodes:

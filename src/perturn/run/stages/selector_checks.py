@@ -9,7 +9,7 @@ from perturn.errors import ConfigError, PerturnError, RunError, check_fit, check
 from perturn.run.policy_origin import Maker, find_maker, is_made_elsewhere
 from perturn.run.protocol_rules import evaluation_sampling
 from perturn.run.served_policy import engine_settings
-from perturn.run.task_lists import Panels, read_panels
+from perturn.run.task_lists import TaskLists, read_task_lists
 from perturn.select import SELECTORS
 from perturn.select.lookup import make_selector
 from perturn.select.protocol import Among, SelectorNeed, SelectorTraits
@@ -87,7 +87,7 @@ def _is_trained(recipe: Recipe) -> bool:
     return any(learned_from(recipe, policy) is not None for policy in scored)
 
 
-def refuse_seen(recipe: Recipe, panels: Panels) -> None:
+def refuse_seen(recipe: Recipe, task_lists: TaskLists) -> None:
     """Reject a selector that learns from explored episodes of the evaluation tasks.
 
     Raises:
@@ -95,11 +95,11 @@ def refuse_seen(recipe: Recipe, panels: Panels) -> None:
     """
     if recipe.evaluate is None or "explored" not in recipe.evaluate.needs:
         return
-    theirs = panels
+    theirs = task_lists
     if is_made_elsewhere(recipe, {"explored"}):
-        theirs = _panels_elsewhere(recipe, panels.environment)
+        theirs = _task_lists_elsewhere(recipe, task_lists.environment)
     explored = {task.id for task in theirs.tasks.get("explore", ())}
-    scored = {task.id for task in panels.tasks.get("evaluate", ())}
+    scored = {task.id for task in task_lists.tasks.get("evaluate", ())}
     if both := sorted(explored & scored):
         raise ConfigError(
             f"{SELECT} learns from explored episodes, and {len(both)} of {len(scored)} tasks of evaluate.tasks are "
@@ -108,15 +108,17 @@ def refuse_seen(recipe: Recipe, panels: Panels) -> None:
         )
 
 
-def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
+def _task_lists_elsewhere(recipe: Recipe, environment: str) -> TaskLists:
     """Return the task lists of the run that made the policy."""
     maker = find_maker(recipe)
-    panels = None if maker is None else read_panels(maker.paths.tasks)
-    if maker is None or panels is None:
+    task_lists = None if maker is None else read_task_lists(maker.paths.tasks)
+    if maker is None or task_lists is None:
         raise RunError(
             f"{SELECT}: nothing tells which tasks were explored before {recipe.model.name}; restore it from a copy."
         )
-    must = f"be {panels.environment}, in which {maker.folder} explored, to tell whether tasks are held out"
+    must = (
+        f"be {task_lists.environment}, in which {maker.folder} explored, to tell whether tasks are held out"
+    )
     remedy = "Score the same world in the same version, or take another selector."
-    check_fit(panels.environment == environment, f"{SELECT}: the scored world", must, environment, remedy)
-    return panels
+    check_fit(task_lists.environment == environment, f"{SELECT}: the scored world", must, environment, remedy)
+    return task_lists

@@ -96,9 +96,9 @@ class RecordedStudy:
         order = [BASE, SFT, *self.planned, *found]
         return [name for name in dict.fromkeys(order) if name in found]
 
-    def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
+    def played(self, task_list: str, environment: str, method: str) -> list[dict[str, Any]]:
         """Return the episodes of a method on a task list."""
-        return self._by_method.get((panel, environment, method), [])
+        return self._by_method.get((task_list, environment, method), [])
 
     @cached_property
     def _by_method(self) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
@@ -160,10 +160,8 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
     """Return the seeds that all tables have, and the tasks that all tables have under each of these seeds."""
     first, *others = tables
     seeds = [seed for seed in first if all(seed in other for other in others)]
-    panels = [each[seed].keys() for each in tables for seed in seeds]
-    tasks = (
-        [task for task in sorted(first[seeds[0]]) if all(task in panel for panel in panels)] if seeds else []
-    )
+    scored = [each[seed].keys() for each in tables for seed in seeds]
+    tasks = [task for task in sorted(first[seeds[0]]) if all(task in one for one in scored)] if seeds else []
     return seeds, tasks
 
 
