@@ -3,8 +3,8 @@
 import pytest
 
 from perturn.engines.judging.judge import Judge, Question, read_rating, read_verdict
+from perturn.engines.judging.judge_questions import questions
 from perturn.engines.judging.kept_answers import KeptAnswers
-from perturn.engines.judging.transcripts import questions
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.types import Action, Sampling, Task, Trajectory, Turn
 from support.examiner import Examiner

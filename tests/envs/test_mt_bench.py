@@ -13,10 +13,11 @@ from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge_engine import open_engine
+from perturn.envs.benchmark import short_hash
 from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
 from perturn.envs.mt_bench.examiner import ExaminerSettings
-from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_forms
+from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, OWN_PAIRS, read_templates
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
 from perturn.types import Action, Status
@@ -262,18 +263,27 @@ def test_a_malformed_question_is_told_with_its_line(folder, row, said):
         read_tasks(str(folder))
 
 
-def test_our_forms_hold_what_they_must(tmp_path):
-    """They are read back from a file of the same layout, in which further forms are ignored."""
+def test_our_templates_hold_what_they_must(tmp_path):
+    """They are read back from a file of the same layout, in which further templates are ignored."""
     rows = [
-        {"name": name, "system_prompt": form.system, "prompt_template": form.template}
-        for name, form in OWN.items()
+        {"name": name, "system_prompt": template.system, "prompt_template": template.template}
+        for name, template in OWN.items()
     ]
 
-    assert read_forms(write_lines(tmp_path / "forms.jsonl", [rows[0] | {"name": "pair-v2"}, *rows])) == OWN
+    assert (
+        read_templates(write_lines(tmp_path / "templates.jsonl", [rows[0] | {"name": "pair-v2"}, *rows]))
+        == OWN
+    )
+
+
+@pytest.mark.parametrize(("templates", "digest"), [(OWN, "43ad3309"), (OWN_PAIRS, "aa5c251d")])
+def test_the_digest_of_our_templates_does_not_change(templates, digest):
+    """A changed digest would end the comparison with scores and verdicts that are recorded."""
+    assert short_hash(repr(sorted(templates.items())))[:8] == digest
 
 
 @pytest.mark.parametrize("name", HOLDS)
-def test_a_form_that_lacks_a_name_is_refused(tmp_path, name):
+def test_a_template_that_lacks_a_name_is_refused(tmp_path, name):
     rows = [
         {"name": each, "system_prompt": "", "prompt_template": " ".join(f"{{{held}}}" for held in names)}
         for each, names in HOLDS.items()
@@ -283,17 +293,17 @@ def test_a_form_that_lacks_a_name_is_refused(tmp_path, name):
             row["prompt_template"] = row["prompt_template"].rpartition(" ")[0]
 
     with pytest.raises(DataError, match=f"{name}'.*{HOLDS[name][-1]}"):
-        read_forms(write_lines(tmp_path / "forms.jsonl", rows))
+        read_templates(write_lines(tmp_path / "templates.jsonl", rows))
 
 
-def test_forms_of_a_file_are_what_the_judge_is_asked(make, server, tmp_path):
+def test_templates_of_a_file_are_what_the_judge_is_asked(make, server, tmp_path):
     """And the name of the environment says that scores are others."""
     rows = [
         {"name": name, "system_prompt": "S", "prompt_template": " ".join(f"{{{each}}}" for each in names)}
         for name, names in HOLDS.items()
     ]
     server.reply = lambda body, number: completion("[[2]]")
-    world = make(template=str(write_lines(tmp_path / "forms.jsonl", rows)))
+    world = make(template=str(write_lines(tmp_path / "templates.jsonl", rows)))
 
     played(world, 1, ("42", "84"))
 

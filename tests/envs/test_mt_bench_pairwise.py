@@ -13,7 +13,7 @@ from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore
-from perturn.envs.mt_bench.judge_prompts import OWN_PAIRS, PAIR_HOLDS, read_forms
+from perturn.envs.mt_bench.judge_prompts import OWN_PAIRS, PAIR_HOLDS, read_templates
 from perturn.errors import DataError, RunError
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -251,16 +251,16 @@ def test_runs_on_another_environment_are_refused(record):
 def test_our_templates_hold_what_they_must(tmp_path):
     """They are read back from a file of FastChat's layout; a template that lacks a placeholder is rejected."""
     rows = [
-        {"name": name, "system_prompt": form.system, "prompt_template": form.template}
-        for name, form in OWN_PAIRS.items()
+        {"name": name, "system_prompt": template.system, "prompt_template": template.template}
+        for name, template in OWN_PAIRS.items()
     ]
-    file = tmp_path / "forms.jsonl"
+    file = tmp_path / "templates.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_forms(file, PAIR_HOLDS) == OWN_PAIRS
+    assert read_templates(file, PAIR_HOLDS) == OWN_PAIRS
     file.write_text("".join(json.dumps(row).replace("{answer_b_2}", "") + "\n" for row in rows))
 
     with pytest.raises(DataError, match=r"pair-v2-multi-turn'.*answer_b_2"):
-        read_forms(file, PAIR_HOLDS)
+        read_templates(file, PAIR_HOLDS)
 
 
 def test_templates_of_a_file_are_what_the_judge_is_asked(record, server, tmp_path):
@@ -269,7 +269,7 @@ def test_templates_of_a_file_are_what_the_judge_is_asked(record, server, tmp_pat
         {"name": name, "system_prompt": "S", "prompt_template": " ".join(f"{{{each}}}" for each in names)}
         for name, names in PAIR_HOLDS.items()
     ]
-    file = tmp_path / "forms.jsonl"
+    file = tmp_path / "templates.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     server.reply = lambda body, number: completion("[[A]]")
     folders = runs_of(record, ("poor",), ("good",))

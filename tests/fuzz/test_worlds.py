@@ -15,7 +15,7 @@ from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragra
 from perturn.envs.hotpotqa.data import read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import read_recorded
 from perturn.envs.mt_bench.environment import read_tasks as read_questions
-from perturn.envs.mt_bench.examiner import OWN, read_forms
+from perturn.envs.mt_bench.examiner import OWN, read_templates
 from perturn.envs.trl_factory import _read_rows as read_trl_rows
 from perturn.envs.webshop.data import Files, Product, human_goals, read_products, synthetic_goals
 
@@ -269,13 +269,15 @@ def mt_bench_test(name, row):
 
 test_questions_of_mt_bench = mt_bench_test("question.jsonl", ASKED)
 test_references_of_mt_bench = mt_bench_test("reference_answer/gpt-4.jsonl", REFERENCE)
-FORMS = [{"name": n, "system_prompt": one.system, "prompt_template": one.template} for n, one in OWN.items()]
+TEMPLATES = [
+    {"name": n, "system_prompt": one.system, "prompt_template": one.template} for n, one in OWN.items()
+]
 
 
 @fuzzed
-@given(content=mutated_lines(FORMS))
+@given(content=mutated_lines(TEMPLATES))
 def test_forms_of_a_judge(tmp_path_factory, content):
-    file = put(tmp_path_factory.getbasetemp(), "forms.jsonl", content)
+    file = put(tmp_path_factory.getbasetemp(), "templates.jsonl", content)
 
-    with answers("forms.jsonl"):
-        read_forms(file)
+    with answers("templates.jsonl"):
+        read_templates(file)

@@ -14,7 +14,7 @@ from perturn.config.parsing import parse
 from perturn.data.run_folder import resolve_recipe
 from perturn.envs.benchmark import short_hash
 from perturn.envs.mt_bench.examiner import ExaminerSettings
-from perturn.envs.mt_bench.pairwise import Outcome, judge_pairs, pair_forms
+from perturn.envs.mt_bench.pairwise import Outcome, judge_pairs, pair_templates
 from perturn.errors import RunError
 from perturn.stats import cluster_interval
 from perturn.types import Trajectory
@@ -41,14 +41,14 @@ def by_judge(overrides: Sequence[str]) -> Measure:
         if not pairs:
             return None
         outcomes = judge_pairs(pairs, settings, run.paths.pairwise)
-        forms = short_hash(repr(sorted(pair_forms(settings).items())))[:8]
+        digest = short_hash(repr(sorted(pair_templates(settings).items())))[:8]
         turns = {
             "first": _rates([one for one in outcomes if one.turn == 1]),
             "second": _rates([one for one in outcomes if one.turn == 2]),
             "both": _rates(outcomes),
         }
         problems = [asdict(one) for one in outcomes if one.points is None]
-        judge = f"{settings.model}-{forms}"
+        judge = f"{settings.model}-{digest}"
         return {"a": a_name, "b": b_name, "judge": judge, "turns": turns, "problems": problems}
 
     return measure

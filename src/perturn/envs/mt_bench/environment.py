@@ -62,7 +62,9 @@ class MTBench:
         """
         self._tasks = read_tasks(data)
         self._judge = Examiner(judge)
-        digest = short_hash(repr([[task.data for task in self._tasks], sorted(self._judge.forms.items())]))
+        digest = short_hash(
+            repr([[task.data for task in self._tasks], sorted(self._judge.templates.items())])
+        )
         self.name = f"mt-bench-1-{judge.model}-{digest[:8]}"
         self._task: Task | None = None
         self._answers: list[str] = []
@@ -103,8 +105,8 @@ class MTBench:
         texts = {"question": turns[0], "answer": self._answers[0]}
         for name, values in (("question", turns), ("answer", self._answers), ("ref_answer", reference or ())):
             texts |= {f"{name}_{number}": value for number, value in enumerate(values, start=1)}
-        form = f"single-{'math-' if reference else ''}v1{'-multi-turn' if self._answers[1:] else ''}"
-        return self._judge.rate(task.id, form, texts)
+        template = f"single-{'math-' if reference else ''}v1{'-multi-turn' if self._answers[1:] else ''}"
+        return self._judge.rate(task.id, template, texts)
 
 
 REFERRED = ("math", "reasoning", "coding")

@@ -9,7 +9,7 @@ from typing import Annotated
 from perturn.bounds import PATH, bounded
 from perturn.engines.judging.judge import Question
 from perturn.engines.judging.judge_engine import JudgeSettings
-from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
+from perturn.envs.mt_bench.judge_prompts import OWN, read_templates
 from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
 
@@ -36,23 +36,25 @@ class Examiner:
             PerturnError: If the file of templates is malformed, or the key or the package `openai` is missing.
         """
         file = settings.template
-        self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
+        self.templates = (
+            OWN if file is None else read_templates(user_path(file, "environment.judge.template"))
+        )
         self.model = settings.model
         self.judge = settings.open(SCALE, "mt-bench's judge")
 
-    def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
+    def rate(self, conversation: str, template: str, texts: Mapping[str, str]) -> float:
         """Return the rating of one answer, on `SCALE`.
 
         Args:
             conversation: Id of the task.
-            form: Name of the prompt template.
+            template: Name of the prompt template.
             texts: Placeholder in the template -> its text.
 
         Raises:
             EnvironmentFailure: If the judge gives no valid rating of this answer.
             RunError: If the judge cannot rate any answer, such as with a wrong API key.
         """
-        chosen = self.forms[form]
+        chosen = self.templates[template]
         (found,) = self.judge.rate([Question(chosen.system, chosen.fill(texts), conversation)])
         for problem in found.problems:
             raise EnvironmentFailure(

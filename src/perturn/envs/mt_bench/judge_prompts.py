@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from perturn.engines.judging.forms import NAME, Form
+from perturn.engines.judging.judge_templates import NAME, PromptTemplate
 from perturn.envs.json_rows import read_rows
 from perturn.errors import DataError
 from perturn.io.read_input import check_shape
@@ -39,7 +39,7 @@ class _Row(TypedDict):
     prompt_template: str
 
 
-def read_forms(file: Path, holds: Mapping[str, tuple[str, ...]] = HOLDS) -> dict[str, Form]:
+def read_templates(file: Path, holds: Mapping[str, tuple[str, ...]] = HOLDS) -> dict[str, PromptTemplate]:
     """Return the templates of `holds` from a file; other templates are ignored.
 
     Args:
@@ -52,13 +52,13 @@ def read_forms(file: Path, holds: Mapping[str, tuple[str, ...]] = HOLDS) -> dict
     found = {}
     for where, row in read_rows(file):
         check_shape(row, _Row, where, DataError)
-        found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
+        found[row["name"]] = PromptTemplate(row["system_prompt"], row["prompt_template"])
     for name, held in holds.items():
         template = found[name].template if name in found else ""
         if missing := [each for each in held if each not in NAME.findall(template)]:
             raise DataError(
-                f"{file}: expected a form {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none with "
-                f"{{{missing[0]}}}. Correct it, or leave environment.judge.template out."
+                f"{file}: expected a template {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none "
+                f"with {{{missing[0]}}}. Correct it, or leave environment.judge.template out."
             )
     return {name: found[name] for name in holds}
 
@@ -80,7 +80,7 @@ def _asked(number: str, reference: bool) -> list[str]:
     return [f"=== Question ===\n{{question{number}}}", *correct]
 
 
-def _own(held: tuple[str, ...]) -> Form:
+def _own(held: tuple[str, ...]) -> PromptTemplate:
     """Return Perturn's own template with the given placeholders."""
     second, reference = "answer_2" in held, "ref_answer_1" in held
     graded = "the second answer, in view of the first" if second else "the answer"
@@ -89,7 +89,7 @@ def _own(held: tuple[str, ...]) -> Form:
     for number in ("_1", "_2") if second else ("",):
         parts += _asked(number, reference)
         parts.append(f"=== Answer of the model ===\n{{answer{number}}}")
-    return Form(_SYSTEM, "\n\n".join([*parts, "=== End ==="]))
+    return PromptTemplate(_SYSTEM, "\n\n".join([*parts, "=== End ==="]))
 
 
 OWN = {name: _own(held) for name, held in HOLDS.items()}
@@ -103,7 +103,7 @@ _CHOOSE = (
 )
 
 
-def _own_pair(held: tuple[str, ...]) -> Form:
+def _own_pair(held: tuple[str, ...]) -> PromptTemplate:
     """Return Perturn's own template that compares two models, with the given placeholders."""
     second, reference = "answer_a_2" in held, "ref_answer_1" in held
     compared = "the second answer of each, in view of its first" if second else "the answer of each"
@@ -116,7 +116,7 @@ def _own_pair(held: tuple[str, ...]) -> Form:
         for number in numbers:
             which = {"_1": "First answer", "_2": "Second answer", "": "Answer"}[number]
             parts.append(f"=== {which} of model {side.upper()} ===\n{{answer_{side}{number}}}")
-    return Form(_SYSTEM_PAIR, "\n\n".join([*parts, "=== End ==="]))
+    return PromptTemplate(_SYSTEM_PAIR, "\n\n".join([*parts, "=== End ==="]))
 
 
 OWN_PAIRS = {name: _own_pair(held) for name, held in PAIR_HOLDS.items()}

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perturn.engines.judging.forms import Form
 from perturn.engines.judging.judge import Judgment, Question
+from perturn.engines.judging.judge_templates import PromptTemplate
 from perturn.envs.mt_bench.examiner import ExaminerSettings
-from perturn.envs.mt_bench.judge_prompts import OWN_PAIRS, PAIR_HOLDS, read_forms
+from perturn.envs.mt_bench.judge_prompts import OWN_PAIRS, PAIR_HOLDS, read_templates
 from perturn.episodes.episode import understood
 from perturn.episodes.formats import FORMATS
 from perturn.io.read_input import user_path
@@ -41,7 +41,7 @@ class Outcome:
     """The reason why there is no verdict."""
 
 
-def pair_forms(settings: ExaminerSettings) -> Mapping[str, Form]:
+def pair_templates(settings: ExaminerSettings) -> Mapping[str, PromptTemplate]:
     """Return the prompt templates that compare two models.
 
     Raises:
@@ -49,7 +49,9 @@ def pair_forms(settings: ExaminerSettings) -> Mapping[str, Form]:
     """
     file = settings.template
     return (
-        OWN_PAIRS if file is None else read_forms(user_path(file, "environment.judge.template"), PAIR_HOLDS)
+        OWN_PAIRS
+        if file is None
+        else read_templates(user_path(file, "environment.judge.template"), PAIR_HOLDS)
     )
 
 
@@ -67,7 +69,7 @@ def judge_pairs(
         PerturnError: If the file of templates is malformed, the key or the package `openai` is missing, or the judge
             cannot be asked at all.
     """
-    forms = pair_forms(settings)
+    templates = pair_templates(settings)
     asked: dict[tuple[int, int], list[Question]] = {}
     for number, (first, second) in enumerate(pairs):
         said = answers_of(first), answers_of(second)
@@ -75,7 +77,7 @@ def judge_pairs(
             orders = enumerate((said, said[::-1]))
             where = f"{first.task.id}#{first.sample}/{turn}"
             asked[number, turn] = [
-                _question(forms, first.task, turn, shown, f"{where}/{order}") for order, shown in orders
+                _question(templates, first.task, turn, shown, f"{where}/{order}") for order, shown in orders
             ]
     with settings.open_recorded(VERDICTS, file, "the comparison of answers to MT-Bench") as judge:
         judged = iter(judge.rate([each for orders in asked.values() for each in orders]))
@@ -95,7 +97,11 @@ def answers_of(episode: Trajectory) -> list[str]:
 
 
 def _question(
-    forms: Mapping[str, Form], task: Task, turn: int, shown: tuple[list[str], list[str]], conversation: str
+    templates: Mapping[str, PromptTemplate],
+    task: Task,
+    turn: int,
+    shown: tuple[list[str], list[str]],
+    conversation: str,
 ) -> Question:
     """Return the question that shows one policy's answers as A and the other policy's answers as B."""
     turns, reference = task.data["turns"], task.data["reference"] or ()
@@ -104,8 +110,8 @@ def _question(
     for name, values in named.items():
         texts |= {f"{name}_{number}": value for number, value in enumerate(values, start=1)}
     kind = "pair-math-v1" if reference else "pair-v2"
-    form = forms[f"{kind}{'-multi-turn' if turn > 1 else ''}"]
-    return Question(form.system, form.fill(texts), conversation)
+    template = templates[f"{kind}{'-multi-turn' if turn > 1 else ''}"]
+    return Question(template.system, template.fill(texts), conversation)
 
 
 def _outcome(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perturn.engines.judging.judge_engine import JudgeSettings
-from perturn.engines.judging.transcripts import lines, question
+from perturn.engines.judging.judge_questions import lines, question
 from perturn.errors import EnvironmentFailure
 from perturn.types import Message
 

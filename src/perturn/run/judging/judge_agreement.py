@@ -16,7 +16,7 @@ from perturn.config.reward_settings import JudgeSettings
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.engines.judging.judge import Judgment, Question
-from perturn.engines.judging.transcripts import question, questions
+from perturn.engines.judging.judge_questions import question, questions
 from perturn.envs.json_rows import read_rows
 from perturn.errors import DataError, required
 from perturn.formats.read_rows import read_row

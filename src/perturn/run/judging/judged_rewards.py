@@ -13,8 +13,8 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories, write_records
 from perturn.display.progress_bars import mention
 from perturn.engines.judging.judge import Judge, Judgment
+from perturn.engines.judging.judge_questions import questions
 from perturn.engines.judging.kept_answers import KeptAnswers
-from perturn.engines.judging.transcripts import questions
 from perturn.errors import JudgeFailure
 from perturn.run.judging.side_engines import open_side_engine
 from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged

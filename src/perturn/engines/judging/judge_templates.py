@@ -11,11 +11,15 @@ NAME = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
-class Form:
+class PromptTemplate:
     """System prompt and template of the user message that ask for a rating."""
 
     system: str
     template: str
+
+    def __repr__(self) -> str:
+        """Return the text whose digest is stored with scores. A change of this text would change the digests."""
+        return f"Form(system={self.system!r}, template={self.template!r})"
 
     def fill(self, texts: Mapping[str, str]) -> str:
         """Return the template with its placeholders replaced by texts; braces in a text are not changed."""

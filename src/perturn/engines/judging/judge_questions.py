@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from perturn.engines.judging.forms import Form, fill
 from perturn.engines.judging.judge import Question
+from perturn.engines.judging.judge_templates import PromptTemplate, fill
 from perturn.types import Message, Trajectory
 
 _SYSTEM = (
@@ -18,7 +18,7 @@ _CLOSE = (
     "Write down briefly what the rubric says of {what}. Then close with a grade from {low}, which is worst, to {high}, "
     "which is best, between two pairs of square brackets, like this: [[{low}]]"
 )
-_FORM = Form(
+_TEMPLATE = PromptTemplate(
     _SYSTEM,
     "=== Rubric ===\n{rubric}\n\n=== Transcript, a message per line ===\n{transcript}\n\n{newest}=== End ===\n{close}",
 )
@@ -75,7 +75,7 @@ def question(
         "newest": f"=== Newest action of the agent ===\n{newest}\n\n" if newest else "",
         "close": _CLOSE.format(what=_WHAT[of], low=low, high=high),
     }
-    return Question(_FORM.system, _FORM.fill(texts), conversation)
+    return Question(_TEMPLATE.system, _TEMPLATE.fill(texts), conversation)
 
 
 def _name(episode: Trajectory, of: str) -> str:
