@@ -55,7 +55,7 @@ def settings(tiny_folder):
 def open_training(settings, tiny_folder):
     """Open a service as a backend, whose convention is known and so not looked for."""
     from perturn.backends.tinker import service_training
-    from perturn.backends.tinker.convention import LOSSES, Convention
+    from perturn.backends.tinker.gradient_convention import LOSSES, Convention
 
     opened = []
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from perturn.backends.tinker.convention import Convention
+from perturn.backends.tinker.gradient_convention import Convention
 from perturn.chat.tokens import Encoded
 from perturn.engines.tinker.service import Adapter, Numbers, Service, TokenSequence, requests
 from perturn.engines.tinker.stored_policy import StoredPolicy

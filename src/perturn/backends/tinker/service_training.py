@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perturn.backends.tinker.convention import Convention, find_convention
+from perturn.backends.tinker.gradient_convention import Convention, find_convention
 from perturn.backends.tinker.remote_policy import RemotePolicy
 from perturn.backends.tinker.service_trainer import ServiceTrainer
 from perturn.backends.tinker.settings import TinkerSettings

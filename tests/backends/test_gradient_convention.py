@@ -20,7 +20,7 @@ def find(settings):
     """The convention that a service is found to have."""
 
     def find(service):
-        from perturn.backends.tinker.convention import find_convention
+        from perturn.backends.tinker.gradient_convention import find_convention
         from perturn.engines.tinker.service import Service
 
         session = Service(settings(service))
