@@ -12,7 +12,7 @@ from perturn.credit_check.processes import PROCESSES
 from perturn.measure.advantages import measure
 from perturn.measure.gradients import figures_of, products
 from perturn.measure.points import Point, plan
-from perturn.measure.sketches import Projection, turn_gradients
+from perturn.measure.projected_gradients import Projection, turn_gradients
 from perturn.types import Action, Task, Trajectory, Turn
 
 TASKS, EPISODES = 50, 400

@@ -13,7 +13,7 @@ from perturn.measure.advantages import Flags, Floats, Measured
 from perturn.measure.credit_scores import clusters_of, has_few_tasks
 from perturn.stats import Estimate, jackknife
 
-Sketches = NDArray[np.float32]
+ProjectedGradients = NDArray[np.float32]
 """Random projections of the gradient of log pi of each turn's action [turns, numbers]."""
 
 THOUSAND = 1000
@@ -37,7 +37,7 @@ class Products:
     """Number of episodes of each task [tasks]."""
 
 
-def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
+def products(turns: Measured, credit: Floats, gradients: ProjectedGradients) -> Products:
     """Return the inner products of the gradients of tasks.
 
         x_k = sum of c_t grad log pi(a_t | h_t) over the turns of task k
@@ -52,7 +52,7 @@ def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
     def by_task(weight: Floats) -> Floats:
         weights = np.zeros((count, len(number)))
         weights[number, np.arange(len(number))] = weight
-        found: Floats = (weights.astype(np.float32) @ sketches).astype(np.float64)
+        found: Floats = (weights.astype(np.float32) @ gradients).astype(np.float64)
         return found
 
     own, theirs = by_task(credit), by_task(turns.advantage)
@@ -123,7 +123,9 @@ ACROSS = ("expected_cosine", "signal_to_noise", "step_cosine")
 share points and therefore the noise of their continuations."""
 
 
-def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[str, Estimate | None]:
+def figures_of(
+    turns: Measured, credit: Floats, gradients: ProjectedGradients
+) -> Mapping[str, Estimate | None]:
     """Return all figures of a credit's gradient with their 95 % intervals, from a jackknife over tasks.
 
     With fewer than five tasks, the figures of `ACROSS` are None.
@@ -131,7 +133,7 @@ def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[s
     if not len(turns.task):
         return dict.fromkeys(FIGURES)
     few = has_few_tasks(turns)
-    of = products(turns, credit, sketches)
+    of = products(turns, credit, gradients)
     tasks = list(range(len(of.episodes)))
     return {
         name: None

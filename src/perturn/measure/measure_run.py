@@ -26,11 +26,11 @@ from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
 from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.forecast import Forecast, forecast
-from perturn.measure.gradients import ACROSS, Sketches, figures_of
+from perturn.measure.gradients import ACROSS, ProjectedGradients, figures_of
 from perturn.measure.play_points import play_points, rules
 from perturn.measure.points import Continuation, Plan, choose, plan, read_continuations
+from perturn.measure.projected_gradients import project_gradients
 from perturn.measure.sentences import sentences
-from perturn.measure.sketches import sketched
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
 from perturn.run.served_policy import engine_settings, policy_path
@@ -215,13 +215,13 @@ def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> d
 
 def _gradients(
     paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
-) -> Sketches | None:
+) -> ProjectedGradients | None:
     """Return the gradients of the measured turns; None if the policy cannot be loaded on this machine."""
     if not engine_settings(recipe).traits.serves_checkpoints:
         return None
     reader = open_policy(paths, recipe, stage.policy)
     tracked = partial(track, what="gradients of turns", unit="episodes")
-    found = sketched(reader.model, reader.renderer, chosen, paths.gradients(stage.mark), tracked)
+    found = project_gradients(reader.model, reader.renderer, chosen, paths.gradients(stage.mark), tracked)
     return np.stack([found[e][t] for e, t in zip(turns.episode, turns.position, strict=True)])
 
 
@@ -229,7 +229,7 @@ def _rows(
     turns: Measured,
     weighed: Mapping[str, Weighed],
     chosen: Sequence[Trajectory],
-    gradients: Sketches | None,
+    gradients: ProjectedGradients | None,
     played: Sequence[Continuation],
 ) -> dict[str, Any]:
     """Return the scores of each credit, and of the measured advantage as a credit."""

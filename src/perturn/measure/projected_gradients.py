@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perturn.chat.tokens import Renderer
 from perturn.io.atomic_write import replacing
-from perturn.measure.gradients import Sketches
+from perturn.measure.gradients import ProjectedGradients
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.types import Trajectory
@@ -101,13 +101,13 @@ def turn_gradients(model: Any, renderer: Renderer, one: Trajectory, project: Pro
     return found
 
 
-def sketched(
+def project_gradients(
     model: Any,
     renderer: Renderer,
     episodes: Sequence[Trajectory],
     folder: Path,
     track: Callable[[Sequence[Trajectory]], Iterator[Trajectory]] = iter,
-) -> list[Sketches]:
+) -> list[ProjectedGradients]:
     """Return the projected gradients of the turns of each episode. Files of an earlier call are reused.
 
     Args:
