@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perturn.errors import DataError
-from perturn.formats.row_shapes import ADDS, ANSWERS, ASKS, is_transcript, listed, translate
+from perturn.formats.row_shapes import ADDS, ANSWERS, ASKS, is_transcript, listed, take_openai, translate
 from perturn.io.plain_data import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
@@ -74,7 +74,7 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         name: plain_column(given[name], f"{where}: {name}") for name in _OTHERS if _may_be(given.get(name))
     }
     unread |= {f"column {name}" for name in _OTHERS if name in given and name not in others}
-    openai = _take_openai(read, others, unread)
+    openai = take_openai(read, others, unread)
     for name, value in _rest(given, where).items():
         if not _METADATA.fullmatch(name) and _holds(value):
             unread.add(f"column {name}")
@@ -99,23 +99,6 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
 def _may_be(value: Any) -> bool:
     """Return whether a value may belong to a format of another trainer. A number or a date cannot."""
     return isinstance(value, str | list | tuple | Mapping | bool) or hasattr(value, "tolist")
-
-
-def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str]) -> str | None:
-    """Move columns of OpenAI's preferences to TRL's columns. Return the format's name; None for other rows."""
-    posed = others.get("input")
-    if not isinstance(posed, Mapping):
-        return None
-    del others["input"]
-    read["prompt"] = posed.get("messages", [])
-    if "tools" in posed:
-        read["tools"] = posed["tools"]
-    known = ("messages", "tools", "parallel_tool_calls")
-    unread |= {f"column input.{key}" for key, value in posed.items() if key not in known and _holds(value)}
-    for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
-        if theirs in others:
-            read[ours] = others.pop(theirs)
-    return "input, preferred_output and non_preferred_output, as OpenAI's preferences"
 
 
 def plain_column(value: Any, where: str) -> Any:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from perturn.errors import DataError
+from perturn.io.plain_data import holds
 from perturn.types import Message
 
 AS_CHAT = " as text"
@@ -34,6 +35,32 @@ def listed(value: Any, *, may_be_one: bool = False) -> Any:
     if len(lengths) != 1:
         return value
     return [{key: each[at] for key, each in value.items()} for at in range(lengths.pop())]
+
+
+def take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str]) -> str | None:
+    """Move columns of OpenAI's preferences to TRL's columns.
+
+    Args:
+        read: Columns under TRL's names; receives the conversations.
+        others: Columns of other trainers as plain data; the moved columns are removed.
+        unread: Set that receives the ignored keys of `input`.
+
+    Returns:
+        Name of the format; None if the row is not OpenAI's preference.
+    """
+    posed = others.get("input")
+    if not isinstance(posed, Mapping):
+        return None
+    del others["input"]
+    read["prompt"] = posed.get("messages", [])
+    if "tools" in posed:
+        read["tools"] = posed["tools"]
+    known = ("messages", "tools", "parallel_tool_calls")
+    unread |= {f"column input.{key}" for key, value in posed.items() if key not in known and holds(value)}
+    for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
+        if theirs in others:
+            read[ours] = others.pop(theirs)
+    return "input, preferred_output and non_preferred_output, as OpenAI's preferences"
 
 
 def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
