@@ -13,11 +13,10 @@ from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge_engine import open_engine
-from perturn.envs.benchmark import short_hash
 from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
 from perturn.envs.mt_bench.examiner import ExaminerSettings
-from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, OWN_PAIRS, read_templates
+from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_templates
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
 from perturn.types import Action, Status
@@ -274,12 +273,6 @@ def test_our_templates_hold_what_they_must(tmp_path):
         read_templates(write_lines(tmp_path / "templates.jsonl", [rows[0] | {"name": "pair-v2"}, *rows]))
         == OWN
     )
-
-
-@pytest.mark.parametrize(("templates", "digest"), [(OWN, "43ad3309"), (OWN_PAIRS, "aa5c251d")])
-def test_the_digest_of_our_templates_does_not_change(templates, digest):
-    """A changed digest would end the comparison with scores and verdicts that are recorded."""
-    assert short_hash(repr(sorted(templates.items())))[:8] == digest
 
 
 @pytest.mark.parametrize("name", HOLDS)

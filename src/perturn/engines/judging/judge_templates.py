@@ -17,10 +17,6 @@ class PromptTemplate:
     system: str
     template: str
 
-    def __repr__(self) -> str:
-        """Return the text whose digest is stored with scores. A change of this text would change the digests."""
-        return f"Form(system={self.system!r}, template={self.template!r})"
-
     def fill(self, texts: Mapping[str, str]) -> str:
         """Return the template with its placeholders replaced by texts; braces in a text are not changed."""
         return fill(self.template, texts)

@@ -62,9 +62,8 @@ class MTBench:
         """
         self._tasks = read_tasks(data)
         self._judge = Examiner(judge)
-        digest = short_hash(
-            repr([[task.data for task in self._tasks], sorted(self._judge.templates.items())])
-        )
+        asked = sorted((name, each.system, each.template) for name, each in self._judge.templates.items())
+        digest = short_hash(repr([[task.data for task in self._tasks], asked]))
         self.name = f"mt-bench-1-{judge.model}-{digest[:8]}"
         self._task: Task | None = None
         self._answers: list[str] = []
