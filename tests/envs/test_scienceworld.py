@@ -236,32 +236,27 @@ def test_contents_are_listed_in_one_order(world):
 
 
 def test_another_world_changes_no_reward(world, beside):
-    """The pick-up has a reward of 0.02 alone. With one counter of objects for both worlds, it has none."""
-    task = Task("seeds", "mendelian-genetics-unknown-plant", data={"variation": 123})
-    world.reset(task, 0)
+    """The pick-up has a reward of 0.02 alone. If both worlds number objects with one counter, it has none."""
+    world.reset(Task("seeds", "mendelian-genetics-unknown-plant", data={"variation": 123}), 0)
+    beside.reset(PLANT, 0)
     for action in ("open door to outside", "go to outside", "open door to greenhouse", "go to greenhouse"):
         world.step(action)
-    beside.reset(PLANT, 0)
+    world.step("look around")
 
     seen = world.step("pick up seed jar")
 
     assert seen.reward == pytest.approx(0.02)
 
 
-@pytest.mark.slow
 def test_random_events_follow_from_the_actions(world, beside):
-    """Bees fly at random in 20 turns outside; another world draws random numbers in between."""
-    task = Task("bees", "grow-fruit", data={"variation": 35})
+    """Bees leave an open hive at random, while another world draws random numbers too."""
+    actions = ["go to hallway", "go to greenhouse", "open bee hive", *["look around"] * 6]
 
-    def outside(between):
-        seen = [world.reset(task, 0)]
-        for action in ("open door to outside", "go to outside", *["look around"] * 20):
-            if between:
-                beside.reset(PLANT, 0)
-            seen.append(world.step(action))
-        return seen
+    alone = play(world, PLANT, actions)
+    together = interleaved((world, beside), (PLANT, PLANT), (actions, ["look around", *actions]))
 
-    assert outside(between=True) == outside(between=False)
+    assert together[0] == alone
+    assert alone[-1].text.count("a adult bee") > 1
 
 
 # Many at once
