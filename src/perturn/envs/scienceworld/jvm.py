@@ -24,7 +24,7 @@ from perturn.io.scratch import scratch_folder
 ANSWER_LIMIT_S = 60
 """Time limit for starting the JVM and for one answer, in seconds. Computing gold actions takes up to 4 s."""
 
-SAME_ORDER = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+SAME_ORDER: tuple[str, ...] = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 """Options with which the JVM gives all objects the same identity hash code. The simulator keeps the contents of rooms
 and containers in hash sets. With Java's own hash codes, two replays list the contents in different orders, and heat
 reaches them in different orders."""
@@ -219,8 +219,8 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
     from scienceworld.constants import JAR_PATH
 
     java, jars = java_path(), os.pathsep.join([find_jar_path(), JAR_PATH])
-    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC", *SAME_ORDER, "-classpath", jars, "py4j.GatewayServer"]
-    command += ["--die-on-broken-pipe", "--enable-auth", "0"]
+    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC", *SAME_ORDER, "-classpath", jars]
+    command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
     with tempfile.TemporaryFile("w+") as errors:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         try:
