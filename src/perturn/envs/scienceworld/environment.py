@@ -96,9 +96,9 @@ class ScienceWorld:
     it inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises, and the next `reset` starts a
     new JVM. A process of its own for each instance would only cost memory (`docs/environments.md` has the numbers).
 
-    **Observations.** Observations have the simulator's text, without trailing white space. The simulator takes no seed.
-    When an episode is replayed, things may be listed in another order, or a temperature may be one degree off. So store
-    observations instead of replaying actions.
+    **Observations.** Observations have the simulator's text, without trailing white space. The same actions always give
+    the same episode, also in another process or among other instances. The seed of an episode has no effect. The
+    random numbers of an action follow from the number of earlier actions.
 
     **Rewards.** The reward of an action is the increase of the highest score so far; scores are in [0, 1]. So rewards
     sum to the highest score and are never negative, even if the agent focuses on a wrong object, which ends the

@@ -2,7 +2,7 @@
 
 The JVM starts with the first simulator. The JVM is killed when the last simulator is closed or the process ends. It
 listens on localhost and requires a random token. A lock serializes all calls, since simulators in one JVM share state
-that is not thread-safe.
+that is not thread-safe: a random generator, and a counter that numbers objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import IO, Any
+from zlib import crc32
 
 from perturn.envs.world_process import without_secrets
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
@@ -22,14 +24,28 @@ from perturn.io.scratch import scratch_folder
 ANSWER_LIMIT_S = 60
 """Time limit for starting the JVM and for one answer, in seconds. Computing gold actions takes up to 4 s."""
 
+SAME_ORDER: tuple[str, ...] = ("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+"""Options with which the JVM gives all objects the same identity hash code. The simulator keeps the contents of rooms
+and containers in hash sets. With Java's own hash codes, two replays list the contents in different orders, and heat
+reaches them in different orders."""
+
+CHANGING = frozenset({"load", "reset", "step"})
+"""Methods that change the world of a simulator."""
+
 _LOCK = threading.RLock()
 _JVMS: dict[tuple[int, str], Jvm] = {}
 
 
 class Simulator:
-    """A ScienceWorld simulator inside the shared JVM. Construction starts the JVM if none is running."""
+    """A ScienceWorld simulator inside the shared JVM. Construction starts the JVM if none is running.
+
+    Its answers depend only on its own calls since `load`, and not on other simulators. For this, each change of its
+    world begins with a random seed that follows from the number of earlier changes, and numbers new objects after the
+    simulator's own last object.
+    """
 
     def __init__(self, memory: str) -> None:
+        self._changes = self._objects = 0
         with _LOCK:
             self.jvm = _shared_jvm(memory)
             try:
@@ -49,12 +65,25 @@ class Simulator:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the simulator."""
-        return self.jvm.guard(lambda: getattr(self._java, method)(*arguments))
+        work = self._change if method in CHANGING else self._ask
+        return self.jvm.guard(lambda: work(method, *arguments))
 
     def call_list(self, method: str) -> list[Any]:
         """Call a method that returns a Java list."""
-        values: list[Any] = self.jvm.guard(lambda: list(getattr(self._java, method)()))
+        values: list[Any] = self.jvm.guard(lambda: list(self._ask(method)))
         return values
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._java, method)(*arguments)
+
+    def _change(self, method: str, *arguments: Any) -> Any:
+        """Call a method that changes the world, with the random seed and the object numbers of this simulator."""
+        self._changes = 0 if method == "load" else self._changes + 1
+        self.jvm.random.setSeed(crc32(str(self._changes).encode()))
+        getattr(self.jvm.counter, "count_$eq")(self._objects)
+        answer = self._ask(method, *arguments)
+        self._objects = self.jvm.counter.count()
+        return answer
 
     def close(self) -> None:
         """Release the simulator's memory. Closing the last simulator ends the JVM."""
@@ -82,6 +111,16 @@ class Jvm:
             raise
         self.simulators: set[int] = set()
         self._stopped = False
+
+    @cached_property
+    def random(self) -> Any:
+        """Random generator of all simulators."""
+        return getattr(getattr(self.gateway.jvm.scala.util, "Random$"), "MODULE$")
+
+    @cached_property
+    def counter(self) -> Any:
+        """Counter that numbers the objects of all simulators."""
+        return self.gateway.jvm.util.UniqueIdentifier
 
     @property
     def alive(self) -> bool:
@@ -180,8 +219,8 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
     from scienceworld.constants import JAR_PATH
 
     java, jars = java_path(), os.pathsep.join([find_jar_path(), JAR_PATH])
-    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC", "-classpath", jars, "py4j.GatewayServer"]
-    command += ["--die-on-broken-pipe", "--enable-auth", "0"]
+    command = [java, f"-Xmx{memory}", "-XX:+UseSerialGC", *SAME_ORDER, "-classpath", jars]
+    command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
     with tempfile.TemporaryFile("w+") as errors:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         try:
