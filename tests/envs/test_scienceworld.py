@@ -386,7 +386,7 @@ def test_recorded_gold_paths_still_score_in_full(world):
 
 
 def test_it_is_listed_and_named_with_its_version():
-    assert ENVIRONMENTS["scienceworld"]().name == "scienceworld-1.2.3"
+    assert ENVIRONMENTS["scienceworld"]().name == "scienceworld-1.2.3+exact"
 
 
 def test_construction_starts_no_jvm(make):

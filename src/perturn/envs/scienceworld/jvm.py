@@ -40,12 +40,12 @@ class Simulator:
     """A ScienceWorld simulator inside the shared JVM. Construction starts the JVM if none is running.
 
     Its answers depend only on its own calls since `load`, and not on other simulators. For this, each change of its
-    world begins with a random seed that follows from the number of earlier changes, and numbers new objects after the
-    simulator's own last object.
+    world begins with a random seed that follows from the task and the number of earlier changes, and numbers new
+    objects after the simulator's own last object.
     """
 
     def __init__(self, memory: str) -> None:
-        self._changes = self._objects = 0
+        self._loaded, self._changes, self._objects = "", 0, 0
         with _LOCK:
             self.jvm = _shared_jvm(memory)
             try:
@@ -78,8 +78,10 @@ class Simulator:
 
     def _change(self, method: str, *arguments: Any) -> Any:
         """Call a method that changes the world, with the random seed and the object numbers of this simulator."""
-        self._changes = 0 if method == "load" else self._changes + 1
-        self.jvm.random.setSeed(crc32(str(self._changes).encode()))
+        self._changes += 1
+        if method == "load":
+            self._loaded, self._changes = repr(arguments[:2]), 0  # kind and variation
+        self.jvm.random.setSeed(crc32(f"{self._loaded} {self._changes}".encode()))
         getattr(self.jvm.counter, "count_$eq")(self._objects)
         answer = self._ask(method, *arguments)
         self._objects = self.jvm.counter.count()
