@@ -277,7 +277,7 @@ def drew(recipe):
 
 
 def test_all_episodes_that_a_policy_drew_are_shown(drew):
-    """All three of them, with the run's own model; and --check counts them."""
+    """All three of them, with the run's own model; and --check counts them. An episode alone is no chosen side."""
     shown = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--json"])
     checked = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--check", "--json"])
     printed = CliRunner().invoke(app, ["inspect", str(drew), "--drawn", "sft", "--limit", "1"])
@@ -287,6 +287,8 @@ def test_all_episodes_that_a_policy_drew_are_shown(drew):
     assert loss == [f"Action: {sample}<|im_end|>" for sample in range(3)]
     assert json.loads(checked.stdout)["parts"]["rows"]["rows"] == 3
     assert "3 rows, 3 trajectories, 3 turns" in printed.stdout
+    assert "line 1 ─" in printed.stdout
+    assert "chosen" not in printed.stdout
 
 
 def test_the_runs_length_limit_holds_for_drawn_episodes(recipe, drew):

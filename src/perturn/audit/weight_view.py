@@ -209,7 +209,8 @@ def inspect(
             clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
             sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
             for name, side, of_turns, clip in sides:
-                console.rule(f"{source.unit} {label} {name}")
+                of_pair = f" {name}" if len(example.sides) > 1 else ""
+                console.rule(f"{source.unit} {label}{of_pair}")
                 factors = dict(zip(of_turns, clip, strict=False))  # empty if the loss clips no turn
                 console.print(_coloured(side, of_turns, factors, view.tokenizer))
         _legend(console)
