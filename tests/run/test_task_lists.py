@@ -10,7 +10,7 @@ from perturn.config.recipe import read_recipe
 from perturn.config.sections import Tasks
 from perturn.envs.load_environment import make_environment
 from perturn.errors import ConfigError
-from perturn.run.task_lists import choose_tasks, dealt, look_up
+from perturn.run.task_lists import TaskLists, choose_tasks, dealt, look_up
 from perturn.types import Task
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -114,3 +114,14 @@ def test_what_the_laboratory_holds_out_is_in_no_task_list_of_it():
     assert len(held_out) == 1000
     assert held_out.isdisjoint(task.id for tasks in found.tasks.values() for task in tasks)
     assert [len(found.tasks[name]) for name in ("base", "sft", "explore")] == [2553, 1500, 600]
+
+
+@pytest.mark.parametrize("section", ["base", "sft", "explore"])
+def test_tasks_that_are_trained_on_and_evaluated_are_warned_of(section, caplog):
+    """With their number; nothing is said of lists that share no task."""
+    TaskLists("world-1", {section: TASKS[:3], "evaluate": TASKS[3:]}).warn_of_seen()
+    assert caplog.text == ""
+
+    TaskLists("world-1", {section: TASKS[:3], "evaluate": TASKS[1:]}).warn_of_seen()
+
+    assert "2 of the 6 tasks of evaluate.tasks are also trained on or explored, such as '1'" in caplog.text

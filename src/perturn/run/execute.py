@@ -218,6 +218,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         task_lists = look_up(recipe, env)
+        task_lists.warn_of_seen()
         refuse_seen(recipe, task_lists)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, task_lists)

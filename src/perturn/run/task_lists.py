@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import error_text
 from perturn.types import Environment, Task
+
+_logger = logging.getLogger(__name__)
 
 
 class _Task(TypedDict):
@@ -56,6 +59,19 @@ class TaskLists:
         """Tasks of SFT and exploration, each task once."""
         both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
         return list({task.id: task for task in both}.values())
+
+    def warn_of_seen(self) -> None:
+        """Log a warning if tasks that are evaluated are also trained on or explored."""
+        trained = {task.id for name, tasks in self.tasks.items() if name != "evaluate" for task in tasks}
+        evaluated = [task.id for task in self.tasks.get("evaluate", ())]
+        if both := [each for each in evaluated if each in trained]:
+            _logger.warning(
+                "%d of the %d tasks of evaluate.tasks are also trained on or explored, such as %.80r, so scores are "
+                "not of held-out tasks; evaluate a split with other tasks",
+                len(both),
+                len(evaluated),
+                both[0],
+            )
 
     def refuse_other_world(self, environment: str) -> None:
         """Reject an environment if its name, version or data differ from the environment of the task lists."""

