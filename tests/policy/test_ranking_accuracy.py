@@ -1,6 +1,7 @@
 """Ranking accuracy: how often the policy itself finds the chosen side likelier."""
 
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.training.pair_ranking import Ranking
 from perturn.training.trainer_evaluation import row_metrics
 
 
@@ -17,3 +18,12 @@ def test_by_hand():
 
     assert found["logps/accuracies"].tolist() == [1.0, 0.0]
     assert found["rewards/accuracies"].tolist() == [1.0, 1.0]
+
+
+def test_a_low_accuracy_says_that_length_counts():
+    """The note appears below one half."""
+    assert str(Ranking(10, None, 0.5)) == "ranking accuracy on 10 pairs: 50.0 % after training"
+    assert str(Ranking(10, 0.0, 0.4)) == (
+        "ranking accuracy on 10 pairs: 0.0 % before training, 40.0 % after training (log-probabilities are sums, so a "
+        "longer side is less likely)"
+    )

@@ -29,7 +29,12 @@ class Ranking:
 
     def __str__(self) -> str:
         before = "" if self.before is None else f"{100 * self.before:.1f} % before training, "
-        return f"ranking accuracy on {self.pairs} pairs: {before}{100 * self.after:.1f} % after training"
+        said = f"ranking accuracy on {self.pairs} pairs: {before}{100 * self.after:.1f} % after training"
+        return (
+            said
+            if self.after >= 0.5
+            else f"{said} (log-probabilities are sums, so a longer side is less likely)"
+        )
 
 
 def ranked(recipe: Recipe, section: str, needs_rejected: bool, rows: int) -> int:
