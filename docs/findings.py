@@ -217,7 +217,7 @@ _PAGES = """
 | [The laboratory](results/lab.md) | Does any method gain? Four methods with two seeds |
 | [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What does `make demo` show? |
 | [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
-| [From a weaker policy](results/weak.md) | Do losses on pairs gain over an SFT policy that solves 42 %? |
+| [A weaker policy](results/weak.md), [a new kind of task](results/sixth-kind.md) | Do losses on pairs gain there too? |
 | [Ablations of tlm-DRE](results/ablations.md) | Do kernel, reduction, pivot, weight, γ and length matter? |
 | [Pairs of single turns](results/steps.md) | Do pairs of single turns gain more than pairs of episodes? |
 | [Corrections by an expert](results/takeover.md) | At which and how many turns should an expert take over? |

@@ -40,8 +40,8 @@ class Simulator:
     """A ScienceWorld simulator inside the shared JVM. Construction starts the JVM if none is running.
 
     Its answers depend only on its own calls since `load`, and not on other simulators. For this, each change of its
-    world begins with a random seed that follows from the task and the number of earlier changes, and numbers new
-    objects after the simulator's own last object.
+    world begins with a random seed, which follows from the task and the number of earlier changes. New objects are
+    numbered after the simulator's own last object.
     """
 
     def __init__(self, memory: str) -> None:
