@@ -309,7 +309,7 @@ def test_the_source_and_the_shapes_are_printed(tiny_folder, tmp_path, monkeypatc
     file.write_text(json.dumps(rows))
     assert perturn(monkeypatch, *words, "--loss", "sft") == 0
     printed = capsys.readouterr().out
-    assert "row 2 (line 1) chosen" in printed
+    assert "row 2 (line 1)" in printed
 
 
 def test_rows_refused_for_one_reason_are_one_line(tiny_folder, tmp_path, monkeypatch, capsys):
