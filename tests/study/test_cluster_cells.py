@@ -101,6 +101,20 @@ def test_a_cell_whose_node_is_lost_is_begun_on_another(begun, lost):
     assert cluster.ended == cluster.started
 
 
+def test_a_cell_is_not_begun_again_on_an_idle_server_of_the_lost_node(begun, tmp_path):
+    """Both servers were on the node; the second try starts a server elsewhere."""
+    nodes, first, cluster = begun(WELL, WELL | {"work": DIED}, WELL)
+    second = nodes.start(None, {}, True, tmp_path / "log")
+    assert ends(first)
+    cluster.started[0].mine |= dict.fromkeys(WELL, DIED)
+
+    assert ends(second)
+
+    assert second.error() is None
+    assert second.server.actor is cluster.started[2]
+    assert {id(each) for each in cluster.ended} == {id(each) for each in cluster.started[:2]}
+
+
 def test_a_server_that_finds_no_room_makes_way_for_an_idle_one(begun, tmp_path):
     """Else both would wait for ever: the idle one keeps the room that the other waits for."""
     nodes, first, cluster = begun(WELL, {})

@@ -122,11 +122,15 @@ class Nodes:
         """Wait until one of the workers has ended, at most this number of seconds."""
         self.connection.ready([worker.reply for worker in workers], seconds)
 
-    def close(self) -> None:
+    def end_idle(self) -> None:
         """End all idle servers."""
         for server in self._idle:
             self.connection.end(server)
         self._idle = []
+
+    def close(self) -> None:
+        """End all idle servers, and remove the file that shows the folder."""
+        self.end_idle()
         self._probe.unlink(missing_ok=True)
 
 
@@ -171,6 +175,7 @@ class NodeWorker:
         except Lost as error:
             self._error = f"its process on a node was lost: {error}"
             self.nodes.connection.end(self.server)
+            self.nodes.end_idle()  # some may have been on the lost node
             if error.cause is None and self.tries < _TRIES:
                 self._begin()
                 return False
