@@ -45,7 +45,16 @@ from perturn.run.stages.selector_checks import check_selection, refuse_seen
 from perturn.run.task_lists import TaskLists, look_up
 from perturn.table import locate, require_library
 from perturn.train_processes import from_leader, leader_first, leads, world_size
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+from perturn.types import (
+    Environment,
+    EpisodeProtocol,
+    PreferencePair,
+    Task,
+    Trajectory,
+    WeightedTrajectory,
+    failed,
+    succeeded,
+)
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Trackers that can receive the training metrics, besides the run folder."""
@@ -228,13 +237,18 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
             check_explorer(recipe, task_lists.tasks.get("explore", []))
         first = next((tasks[0] for tasks in task_lists.tasks.values()), None)
         if first is not None:  # the user's own rows may be the only data
-            try:
-                problem = misfit(env.reset(first, 0), protocol)
-            except Exception:  # noqa: BLE001  errors of the environment are reported when it is played
-                problem = None
-            if problem:
-                raise ConfigError(f"{env.name} {problem}")
+            _check_beginning(env, first, protocol)
     return task_lists
+
+
+def _check_beginning(env: Environment, task: Task, protocol: EpisodeProtocol) -> None:
+    """Reject a protocol in which an environment's first observation cannot be answered."""
+    try:
+        problem = misfit(env.reset(task, 0), protocol)
+    except Exception:  # noqa: BLE001  errors of the environment are reported when it is played
+        return
+    if problem:
+        raise ConfigError(f"{env.name} {problem}")
 
 
 def _check_side_engines(recipe: Recipe) -> None:
