@@ -22,6 +22,7 @@ _ERROR = "an exception of another library"
 _SYSTEM = "a function that only some systems have"
 _CALLER = "a callable of the user's, which need not have a name"
 _CLOSED = "a world of the user's, which need not be closed"
+_SCALA = "a name of Scala with a dollar sign, which Python's syntax does not allow"
 _BORDER = "an entry of a package before its members are checked, which may lack them"
 
 ALLOWED = {
@@ -46,6 +47,8 @@ ALLOWED = {
     "envs/die_with_parent.py:die_with_parent": _SYSTEM,
     "envs/gymnasium.py:Gymnasium.close": _CLOSED,
     "envs/mcp/mcp_servers.py:_text": "a part of a result of an MCP server",
+    "envs/scienceworld/jvm.py:Jvm.random": _SCALA,
+    "envs/scienceworld/jvm.py:Simulator._change": _SCALA,
     "envs/tau3/domains.py:methods_of": "a method of tau2-bench, which marks its tools",
     "envs/tau3/environment.py:Tau3._call": "a method of tau2-bench, which marks what changes the database",
     "envs/tau3/environment.py:_plain": "what a tool of tau2-bench returned, which may be a pydantic model",
