@@ -180,6 +180,11 @@ def score(trajectory: Trajectory) -> float:
     return 0.0 if failed(trajectory) else trajectory.total_reward
 
 
+def has_outcome(trajectory: Trajectory) -> bool:
+    """Return whether an episode was played or scored. A conversation from a file of rows has no outcome."""
+    return bool(trajectory.environment or trajectory.policy or trajectory.total_reward or trajectory.success)
+
+
 def succeeded(trajectory: Trajectory) -> bool:
     """Return whether the episode solved its task. A FAILED episode did not, whatever its `success` says."""
     return trajectory.success and not failed(trajectory)

@@ -1,11 +1,20 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from perturn.chat.tokens import NO_TURN, Encoded
+from perturn.credit import Confidence, Uniform
 from perturn.errors import DataError
-from perturn.policy.examples import Example, check_lengths, encode_example
+from perturn.policy.examples import (
+    Example,
+    check_lengths,
+    count_unknown,
+    encode_example,
+    warn_of_changes,
+    warn_of_equal_weights,
+)
 from perturn.policy.packing import Collator, Examples, Filled, collate
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
@@ -217,3 +226,32 @@ def test_a_batch_without_rows_has_no_packs():
 
     assert packs([dataset[None], dataset[None]]) == {"packs": [], "mismatched": []}
     assert packs([dataset[0], dataset[None]])["packs"][0]["pairs"].tolist() == [1]
+
+
+@pytest.mark.parametrize(("unknown", "warned"), [(1, False), (2, True)])
+def test_text_that_the_tokenizer_does_not_know_is_counted_and_logged(caplog, unknown, warned):
+    """From 1 % of the tokens on: 1 and 2 of 150. An unknown token with another role is a token like any other."""
+    tokenizer = SimpleNamespace(
+        unk_token="<?>", unk_token_id=9, bos_token_id=None, eos_token_id=2, pad_token_id=2
+    )
+    rows = [Example(encoded(*[9] * unknown, *[1] * (150 - unknown)))]
+
+    warn_of_changes("train", rows, None, tokenizer)
+
+    assert count_unknown(rows, tokenizer) == unknown
+    assert ("train: 2 of 150 tokens are <?>, since the tokenizer" in caplog.text) == warned
+    tokenizer.pad_token_id = 9
+    assert count_unknown(rows, tokenizer) == 0
+
+
+@pytest.mark.parametrize(("credit", "weights", "warned"), [
+    (Confidence(), (1.0, 1.0), True), (Confidence(), (1.0, 0.2), False), (Uniform(), (1.0, 1.0), False),
+])  # fmt: skip
+def test_equal_weights_of_a_credit_that_reads_the_reference_are_logged(caplog, credit, weights, warned):
+    sides = tuple(torch.tensor([weight]) for weight in weights)
+
+    warn_of_equal_weights([Example(encoded(1, 2), encoded(1, 3), weight=sides)], credit)
+
+    assert (
+        "gives all 2 turns the weight 1, so this training does not tell turns apart" in caplog.text
+    ) == warned

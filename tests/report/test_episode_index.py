@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from perturn.analysis.run_summary import _set_row
 from perturn.data.store import write_pairs
 from perturn.types import PreferencePair
 
@@ -41,6 +42,18 @@ def test_a_side_that_was_cut_is_an_episode_of_its_own(run, make):
     row, body, _ = page.episode(set="pairs/rejected", sample=1)
     assert (row["task"], len(body["turns"])) == ("p1", 2)
     assert page.piece("index")["pairs"] == [[0, 15, 16], [0, 15, 17]]
+
+
+def test_a_row_of_a_file_has_no_score(run, make):
+    """Nobody played it, so a score of 0 would be made up. In a table of sets it has no average either."""
+    said = replace(make.trajectory("p9", 0.0, text="said"), environment="", policy="")
+    write_pairs(run / "pairs.jsonl", [PreferencePair(said, replace(said, turns=said.turns[:1]))])
+
+    row, _, _ = make.page_of(run).episode(set="pairs/chosen", task="p9")
+
+    assert row["score"] is None
+    assert [_set_row("chosen", [said])[key] for key in ("score", "success")] == [None, None]
+    assert _set_row("chosen", [said, replace(said, policy="sft")])["score"] == 0
 
 
 def test_a_failed_episode_scores_0_and_says_why(run, make):

@@ -8,9 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.data.group_account import counts_of
+from perturn.data.group_account import BINS, counts_of
 from perturn.errors import ConfigError
 from perturn.run.stages.credit_stage import credit_groups
+from perturn.run.stages.group_stage import _say
 from perturn.types import Status, failed
 from support.credited import EPISODES, episode
 
@@ -101,6 +102,30 @@ def test_three_successes_beside_a_crash_are_not_pushed_up():
 
     assert [(row.bin, row.weight) for row in rows] == [("no_spread", (0.0,))] * 3 + [("failed", (0.0,))]
     assert [(row.bin, row.weight) for row in zero] == [("trained", (0.25,))] * 3 + [("failed", (-0.75,))]
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+def test_episodes_and_groups_are_counted_in_lines_of_their_own(capsys, trained):
+    """With advice if nothing can be learned."""
+    bins = dict.fromkeys(BINS, 0) | {"trained": trained, "no_spread": 4 - trained}
+    groups = {
+        "groups": 2,
+        "alone": 0,
+        "equal_outcomes": 1,
+        "zero_credit": 2 - trained // 2,
+        "lag_most": trained,
+    }
+
+    _say({"asked": 4} | bins | groups)
+
+    said = " ".join(capsys.readouterr().err.split())
+    if trained:
+        assert said == (
+            "episodes: 4, of which 2 trained on, 2 in groups with all weights 0 "
+            "groups: 2, of which 1 with equal outcomes, 1 with all weights 0 also: lag most 2"
+        )
+    else:
+        assert "no episode of a task did better than another. Increase explore.samples" in said
 
 
 def test_a_group_of_which_one_is_left_has_no_baseline():

@@ -159,6 +159,23 @@ def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
     assert said.count("progress-advantage") == 2
 
 
+def test_claims_have_a_caution_and_missing_gradients_no_table(capsys):
+    """Two credits are compared, and each claim is about one of them."""
+    world = {"kind": "open", "came_back": 3, "episodes": 4}
+    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
+    row = {"cost": 12.3, "auc": [0.7, 0.6, 0.8]}
+    found = {"world": world, "environment": "guess", "credits": {"rloo": row, "gigpo": row}, "left_out": {}}
+
+    _print({**counts, **found, "sentences": ["On guess, gigpo tells turns apart."]})
+    claimed = " ".join(capsys.readouterr().out.split())
+    _print({**counts, **found, "sentences": []})
+    silent = capsys.readouterr().out
+
+    assert "It is not corrected for the comparison of 2 credits" in claimed
+    assert "policy gradient" not in claimed
+    assert "corrected" not in silent
+
+
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [

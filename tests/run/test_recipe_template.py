@@ -61,6 +61,7 @@ def test_a_policy_of_the_package_keeps_the_protocol_it_was_trained_under(file):
     check(recipe)
     assert (recipe.protocol.name, recipe.protocol.format) == ("alfworld-lab", None)
     assert (recipe.explore.sampling.max_new_tokens, recipe.evaluate.sampling.max_new_tokens) == (16, 16)
+    assert (recipe.sft.learning_rate, recipe.align.learning_rate) == (3e-4, 1e-5)  # it is small
 
 
 def test_other_models_get_the_protocol_of_the_environment(file):

@@ -22,7 +22,7 @@ from perturn.stats import (
     pass_hat,
     rate_interval,
 )
-from perturn.types import Trajectory, failed, score, succeeded
+from perturn.types import Trajectory, failed, has_outcome, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
@@ -195,12 +195,13 @@ def _success_rate(successes: Sequence[bool]) -> Estimate | None:
 
 def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
     turns = [turn for item in items for turn in item.turns]
+    known = any(map(has_outcome, items))
     return {
         "name": name,
         "n": len(items),
         "tasks": len({item.task.id for item in items}),
-        "score": sum(score(item) for item in items) / len(items),
-        "success": sum(map(succeeded, items)) / len(items),
+        "score": sum(map(score, items)) / len(items) if known else None,
+        "success": sum(map(succeeded, items)) / len(items) if known else None,
         "turns": len(turns) / len(items),
         "truncated": sum(item.truncated for item in items),
         "invalid": sum(not turn.valid for turn in turns),

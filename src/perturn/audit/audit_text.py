@@ -166,6 +166,9 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
         f"turns; {part['tokens']} tokens, {part['loss_tokens']} carry loss ({share:.1%})",
         style="bold",
     )
+    if unknown := part["unknown_tokens"]:
+        unread = unknown / part["tokens"]
+        say(f"  tokens whose text the tokenizer does not know: {unknown} ({unread:.1%})", style="yellow")
     table = Table(box=None, pad_edge=False)
     for column in ("  length in", "min", "median", "p90", "p99", "max"):
         table.add_column(column, justify="right" if column.isalnum() else "left")

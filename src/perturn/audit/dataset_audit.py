@@ -28,7 +28,7 @@ from perturn.formats.json_stream import Record
 from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, read_branches, read_each
 from perturn.formats.row_sources import Source
 from perturn.formats.trl_rows import describe_unread
-from perturn.policy.examples import Example, encode_example
+from perturn.policy.examples import Example, count_unknown, encode_example
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
@@ -192,6 +192,7 @@ class _Part:
             "failed": self.failed,
             "usable": len(self.examples),
             **totals(self.examples),
+            "unknown_tokens": count_unknown(self.examples, self.view.tokenizer),
             "lengths": {
                 "tokens": _spread([at.stop - at.start for side in sides for at in side.sequences]),
                 "turns": _spread([side.turns for side in sides]),

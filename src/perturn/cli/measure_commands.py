@@ -93,6 +93,12 @@ def _answers(world: Mapping[str, Any]) -> str:
 def _print(found: Mapping[str, Any]) -> None:
     for sentence in found["sentences"] or ["No credit is shown to be better or worse than chance."]:
         results.print(sentence, style="bold", markup=False, highlight=False, soft_wrap=True)
+    if found["sentences"]:
+        results.print(
+            "Each sentence is about one credit alone. It is not corrected for the comparison of "
+            f"{len(found['credits'])} credits, of which some may seem better or worse by chance.",
+            soft_wrap=True,
+        )
     results.print(
         f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} episodes of "
         f"{found['tasks']} tasks, with {found['continuations']} continuations from each point. "
@@ -109,13 +115,17 @@ def _print(found: Mapping[str, Any]) -> None:
         for table in ("OF_TURNS", "OF_GRADIENTS")
     )
     unscored = locate("perturn.measure.sentences:unscored")
+    has_gradients = any(row.get(key) for row in found["credits"].values() for key in of_gradients)
     if why := unscored(found["credits"].values(), of_turns):
         results.print(why, soft_wrap=True)
     else:
         title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
         results.print(_table(title, of_turns, found))
-    title = "policy gradient of each credit compared with the gradient of A; cost: model passes per episode"
-    results.print(_table(title, of_gradients, found, cost=True))
+    if has_gradients:
+        title = (
+            "policy gradient of each credit compared with the gradient of A; cost: model passes per episode"
+        )
+        results.print(_table(title, of_gradients, found, cost=True))
     for name, row in found["credits"].items():
         for figure, why in row.get("withheld", {}).items():
             results.print(f"{name} has no {headings[figure]}: {why}", markup=False, soft_wrap=True)

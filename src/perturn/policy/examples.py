@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perturn.chat.rendering import NO_TURN, first_difference
 from perturn.chat.tokens import Encoded, Renderer, silent_turns
 from perturn.errors import DataError
+from perturn.needs import Reference, reads
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _logger = logging.getLogger(__name__)
 
 SHARED_PREFIX = ("keep", "mask")
 LOSS_ON = ("actions", "all")
+_MANY_UNKNOWN = 0.01
+"""Share of unknown tokens in a dataset from which on a warning is logged."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +174,39 @@ def _without_turns(side: Encoded, turns: int) -> Encoded:
     return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
 
 
-def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None) -> None:
-    """Log how many turns of a dataset are dropped, and how many actions contain control tokens as plain text.
+def count_unknown(examples: Sequence[Example], tokenizer: Any) -> int:
+    """Return how many tokens of a dataset stand for text that the tokenizer does not know.
+
+    A tokenizer whose unknown token has another role, such as padding, is taken to know all text.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
+        return 0
+    return sum(side.ids.count(unknown) for side in sides(examples))
+
+
+def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None, tokenizer: Any) -> None:
+    """Log how much of a dataset the policy does not learn as it is written.
+
+    These are turns that are dropped, actions that contain control tokens as plain text, and text that the tokenizer
+    does not know.
 
     Args:
         name: Name of the dataset.
         examples: Rows of the dataset.
         max_length: Length limit in tokens for which turns were dropped.
+        tokenizer: Tokenizer of the policy.
     """
+    unknown, tokens = count_unknown(examples, tokenizer), sum(len(side.ids) for side in sides(examples))
+    if unknown > _MANY_UNKNOWN * tokens:
+        _logger.warning(
+            "%s: %d of %d tokens are %s, since the tokenizer does not know their text; the policy cannot tell these "
+            "words apart. Choose a model that knows them.",
+            name,
+            unknown,
+            tokens,
+            tokenizer.unk_token,
+        )
     dropped = [side.dropped_turns for side in sides(examples) if side.dropped_turns]
     if dropped:
         _logger.warning(
@@ -194,6 +222,21 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
             "text, not as the tokens. perturn inspect --check names the rows.",
             name,
             quoted,
+        )
+
+
+def warn_of_equal_weights(examples: Sequence[Example], credit: Any) -> None:
+    """Log that a credit which reads the reference gives all turns of a dataset the same weight."""
+    if not reads(credit.needs, Reference):
+        return
+    weights = [weight for example in examples for side in example.weight for weight in side.tolist()]
+    if len(weights) > 1 and len(set(weights)) == 1:
+        _logger.warning(
+            "%s gives all %d turns the weight %g, so this training does not tell turns apart. perturn inspect shows "
+            "the confidence of each turn.",
+            credit,
+            len(weights),
+            weights[0],
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from perturn.analysis.run_contents import RecordedRun
 from perturn.episodes.triage_signals import SIGNALS, meaning, signals_of
 from perturn.report.episode_view import body, clip, credited, message_text, tokens
-from perturn.types import Message, Trajectory, failed, score, succeeded, unfinished
+from perturn.types import Message, Trajectory, failed, has_outcome, score, succeeded, unfinished
 
 PIECE = 48
 """Number of episodes in a piece."""
@@ -134,7 +134,7 @@ class Catalogue:
             "task": _number(self._tasks, trajectory.task.id),
             "kind": _number(self._kinds, trajectory.task.kind),
             "sample": sample,
-            "score": round(score(trajectory), 4),
+            "score": round(score(trajectory), 4) if has_outcome(trajectory) else None,
             "success": int(succeeded(trajectory)),
             "turns": len(trajectory.turns),
             "invalid": sum(not turn.valid for turn in trajectory.turns),

@@ -183,14 +183,9 @@ def _chosen(
         training["token_budget"] = 1024  # fits machines with little memory
     if lora:
         training |= {"lora": {}, "gradient_checkpointing": True}
-    sft = {
-        "loss": {"name": "sft"},
-        "tasks": taught,
-        "epochs": 2,
-        "learning_rate": 1e-4 if small or lora else 2e-5,
-        **training,
-    }
     loss = loss or ("tlm-dre" if has_expert else "ppo-clip")
+    rate, align_rate = _learning_rates(model, kinds[loss], lora)
+    sft = {"loss": {"name": "sft"}, "tasks": taught, "epochs": 2, "learning_rate": rate, **training}
     rows = _rows(kinds[loss], has_expert)
     if not has_expert:
         explored = {**explored, "skip": 0}
@@ -206,15 +201,19 @@ def _chosen(
             "sampling": {"temperature": 1.0, "max_new_tokens": most},
         },
         **rows,
-        "align": {
-            "loss": {"name": loss},
-            "epochs": 1,
-            "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
-            **training,
-        },
+        "align": {"loss": {"name": loss}, "epochs": 1, "learning_rate": align_rate, **training},
         "evaluate": {"tasks": evaluated, "sampling": {"temperature": 0.0, "max_new_tokens": most}},
         "seed": 0,
     }
+
+
+def _learning_rates(model: str, kind: str, lora: bool) -> tuple[float, float]:
+    """Return the learning rates of SFT and of an alignment on rows of a kind. Smaller models take larger rates."""
+    if model in PACKAGED:  # policies of about a million parameters
+        return 3e-4, 1e-4 if kind == "groups" else 1e-5
+    if model == "smollm2-135m":
+        return 1e-4, 3e-6
+    return (1e-4, 1e-5) if lora else (2e-5, 1e-6)
 
 
 def _task_lists(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -31,6 +31,7 @@ def take_rows(
     name: str,
     loss: Any,
     encode: Callable[[Row], Example],
+    tokenizer: Any,
     max_length: int | None,
     context: int | None = None,
 ) -> tuple[list[Example], list[Row]]:
@@ -41,6 +42,7 @@ def take_rows(
         name: Name of the dataset, for messages.
         loss: The loss, which determines the kind of rows.
         encode: Function that converts a row into tokens.
+        tokenizer: Tokenizer of `encode`, for messages.
         max_length: Length limit of `encode` in tokens, for messages.
         context: Context length of the model in tokens; None: no limit.
 
@@ -80,7 +82,7 @@ def take_rows(
     check_lengths(encoded, context, names)
     for said in notes_on(tally):
         _logger.warning("%s: %s", name, said)
-    warn_of_changes(name, encoded, max_length)
+    warn_of_changes(name, encoded, max_length, tokenizer)
     return encoded, taken
 
 

@@ -29,7 +29,7 @@ from perturn.formats.row_sources import Location
 from perturn.io.atomic_write import writing
 from perturn.losses.token_inputs import PolicyInput, token_inputs
 from perturn.needs import Reference, reads
-from perturn.policy.examples import Example, encode_example
+from perturn.policy.examples import Example, encode_example, warn_of_equal_weights
 from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
 from perturn.policy.lora_adapters import load_to_train
 from perturn.policy.models import (
@@ -203,6 +203,7 @@ class TurnTrainer(EvaluatingTrainer):
             self._frozen[name].ask(parts, frozen, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
+            warn_of_equal_weights(part.rows, self.credit)
 
     def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
         """Encode rows that are added after `__init__`, as examples with the same fields as the first rows."""
@@ -229,7 +230,8 @@ class TurnTrainer(EvaluatingTrainer):
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
         """Convert rows into checked examples."""
         args = self.turn_args
-        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
+        how = (self._example, self.renderer.tokenizer, args.max_length, self._context)
+        encoded, taken = take_rows(rows, name, self.loss, *how)
         if self.loss.traits.needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)

@@ -158,8 +158,10 @@ function factsOf(number, body) {
   return element(
     "div",
     { class: "facts-line" },
-    element("span", { class: `score ${value("success", number) ? "good" : ""}` }, `score ${show(value("score", number), 2)}`),
-    element("span", { class: `chip ${value("success", number) ? "good" : ""}` }, value("success", number) ? "success" : "no success"),
+    ...(value("score", number) === null ? [element("span", { class: "chip", title: "it comes from a file of rows" }, "no score")] : [
+      element("span", { class: `score ${value("success", number) ? "good" : ""}` }, `score ${show(value("score", number), 2)}`),
+      element("span", { class: `chip ${value("success", number) ? "good" : ""}` }, value("success", number) ? "success" : "no success"),
+    ]),
     body.bin ? element("span", { class: "chip", title: "where the credit's account of all episodes has it" }, body.bin.replace("_", " ")) : null,
     ...chips,
     element("span", { class: "soft" }, parts.join(" · ")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made
 from perturn.config.stages import Stage, mark, traits_of
 from perturn.credit import Credit
-from perturn.data.group_account import CreditRow, counts_of, read_credits, write_credits
+from perturn.data.group_account import BINS, CreditRow, counts_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.data.token_lag import lag_figures, stale_keys
@@ -88,8 +88,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     counts |= counts_of(groups_of(episodes), rows, traits.failed)
     trained = {row.key for row in rows if row.bin == "trained"}
     counts |= lag_figures((one for one in episodes if one.key in trained), stage.iteration - 1)
-    said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
-    mention("episodes:", ", ".join(said))
+    _say(counts)
     for key, number in figures_of(computed).items():
         if number is not None:
             counts[key] = round(number, 4)
@@ -97,6 +96,30 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     for key, state in states_of(computed).items():
         write_state(run.paths.carried(key, stage.mark), state)
     write_credits(run.paths.credit(name, stage.mark), rows)
+
+
+def _say(counts: Mapping[str, Any]) -> None:
+    """Print how many episodes are trained on and why others are not, the groups, and what to do if none is."""
+    groups = {
+        "alone": "of one episode",
+        "equal_outcomes": "with equal outcomes",
+        "zero_credit": "with all weights 0",
+    }
+    bins = {"trained": "trained on", "no_spread": "in groups with all weights 0"}
+    own = {"asked", "groups", *BINS, *groups}
+    of_bins = [f"{counts[key]} {bins.get(key, key)}" for key in BINS if counts[key]]
+    of_groups = [f"{counts[key]} {says}" for key, says in groups.items() if counts[key]]
+    for name, total, parts in (("episodes", "asked", of_bins), ("groups", "groups", of_groups)):
+        mention(f"{name}: {counts[total]}{', of which ' if parts else ''}{', '.join(parts)}")
+    if more := [
+        f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if key not in own and count
+    ]:
+        mention("also:", ", ".join(more))
+    if counts["asked"] == counts["no_spread"] > 0:
+        mention(
+            "[yellow]The weights of all turns are 0, since no episode of a task did better than another. Increase "
+            "explore.samples, or explore tasks of which the policy solves some.[/]"
+        )
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:

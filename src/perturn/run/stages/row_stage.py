@@ -52,10 +52,8 @@ def make_rows(session: Session, stage: Stage) -> None:
             return
         rows = list(made.rows)
         said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items() if count)
-        mention(
-            f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)} from {len(inputs.explored)} explored "
-            f"episodes ({said})"
-        )
+        source = f" from {len(inputs.explored)} explored episodes" if inputs.explored else ""
+        mention(f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)}{source} ({said})")
         whose = " and the expert's" if traits.expert else ""
         if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(
