@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
+from perturn.measure.conclusions import sentences, unscored
 from perturn.measure.credit_scores import by_third, clusters_of, estimate, scores_of, within_bounds
-from perturn.measure.sentences import sentences, unscored
 from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9

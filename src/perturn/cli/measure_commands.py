@@ -114,7 +114,7 @@ def _print(found: Mapping[str, Any]) -> None:
         }
         for table in ("OF_TURNS", "OF_GRADIENTS")
     )
-    unscored = locate("perturn.measure.sentences:unscored")
+    unscored = locate("perturn.measure.conclusions:unscored")
     has_gradients = any(row.get(key) for row in found["credits"].values() for key in of_gradients)
     if why := unscored(found["credits"].values(), of_turns):
         results.print(why, soft_wrap=True)

@@ -24,13 +24,13 @@ from perturn.errors import ConfigError, RunError, check_fit, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
+from perturn.measure.conclusions import sentences
 from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.forecast import Forecast, forecast
 from perturn.measure.gradients import ACROSS, ProjectedGradients, figures_of
 from perturn.measure.play_points import play_points, rules
 from perturn.measure.points import Continuation, Plan, choose, plan, read_continuations
 from perturn.measure.projected_gradients import project_gradients
-from perturn.measure.sentences import sentences
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
 from perturn.run.served_policy import engine_settings, policy_path
