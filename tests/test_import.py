@@ -120,6 +120,30 @@ def test_commands_that_look_bring_no_torch(folder, words):
     assert found.stderr.splitlines()[-1] == "brought:"
 
 
+@pytest.mark.slow
+def test_a_score_brings_no_trainer(tmp_path, monkeypatch):
+    """A score also checks whether a credit reads a distance, which only a recipe that trains needs losses for."""
+    monkeypatch.chdir(tmp_path)
+    heavy = "transformers.trainer datasets pandas perturn.losses perturn.training".split()
+    program = COMMAND.replace("{heavy}", repr(heavy))
+    words = [
+        "evaluate",
+        "--model",
+        "tiny-agent",
+        "--environment",
+        "alfworld-like",
+        "--n",
+        "1",
+        "protocol.max_turns=1",
+    ]
+
+    found = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120, check=True
+    )
+
+    assert found.stderr.splitlines()[-1] == "brought:"
+
+
 def test_the_trainer_is_found_in_the_package():
     """Names that are loaded when they are asked for."""
     import perturn

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import rows_name
 from perturn.display.progress_bars import track
@@ -17,6 +17,7 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
 from perturn.errors import EngineFailure, EnvironmentFailure, check_fit, required
 from perturn.faults import closing_world
+from perturn.needs import Distance, request_of
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import world_maker
 from perturn.table import locate
@@ -26,7 +27,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, 
 def sense_of(recipe: Recipe) -> str | None:
     """Return the measure of the distance to a success that rows or credits read; None if they read none."""
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
-    credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
+    credits = _read_by_credits(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
     senses = {rows, explorer, *credits} - {None}
     readers = "rows.distance, explore.distance and credit.distance"
@@ -34,6 +35,18 @@ def sense_of(recipe: Recipe) -> str | None:
         len(senses) < 2, readers, "be equal, since a run measures the remaining path once", sorted(senses)
     )
     return rows or next(iter(credits), None)
+
+
+def _read_by_credits(recipe: Recipe) -> set[str]:
+    """Return the measures of the distance to a success that the credits of a recipe read."""
+    found = set()
+    for name in (REWARD_MODEL, "align"):
+        settings = recipe.training(name)
+        if settings is not None:  # otherwise nothing of training is imported
+            choose = locate("perturn.training.credit_choice:loss_and_credit")
+            _, credit = choose(settings.loss, recipe.credit if name == "align" else None)
+            found.add(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:

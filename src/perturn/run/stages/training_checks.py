@@ -16,7 +16,6 @@ from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError, within
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
-from perturn.needs import Distance, request_of
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.run.metric_trackers import PROJECT
 from perturn.train_processes import share_of, world_size
@@ -79,18 +78,6 @@ def _rows_for(recipe: Recipe, name: str) -> str:
     if name == "align" and recipe.rows is not None:
         return recipe.rows.traits.makes
     return "pairs" if name == REWARD_MODEL else "single"
-
-
-def distances_read(recipe: Recipe) -> set[str]:
-    """Return the measures of the distance to a success that the credits of a recipe read."""
-    found = []
-    for name in (REWARD_MODEL, "align"):
-        settings = recipe.training(name)
-        if settings is not None:
-            loss = make_loss(settings.loss, f"{name}.loss")
-            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
-            found.append(request_of(credit.needs, Distance))
-    return {each.sense for each in found if each is not None}
 
 
 def _makers_of(kind: str) -> list[str]:
