@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in tables, and point links at where the files of the repository are on the site."""
     for name, table in {"alarms": _alarms, "extras": _extras, "choose": choices, "extend": surface}.items():
         if f"<!-- {name} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {name} -->", table())
+            markdown = re.sub(rf"(?m)^.*<!-- {name} -->", lambda _, made=table: made(), markdown)
     uri = page.file.src_uri
 
     def replace(link: re.Match[str]) -> str:

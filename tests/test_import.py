@@ -124,7 +124,7 @@ def test_commands_that_look_bring_no_torch(folder, words):
 def test_a_score_brings_no_trainer(tmp_path, monkeypatch):
     """A score also checks whether a credit reads a distance, which only a recipe that trains needs losses for."""
     monkeypatch.chdir(tmp_path)
-    heavy = "transformers.trainer datasets pandas perturn.losses perturn.training".split()
+    heavy = ["transformers.trainer", "datasets", "pandas", "perturn.losses", "perturn.training"]
     program = COMMAND.replace("{heavy}", repr(heavy))
     words = [
         "evaluate",

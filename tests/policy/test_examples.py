@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perturn.chat.tokens import NO_TURN, Encoded
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.credit import Confidence, Uniform
 from perturn.errors import DataError
 from perturn.policy.examples import (
@@ -43,6 +44,15 @@ def test_sides_of_the_same_tokens_are_refused(renderer):
     """There is nothing to prefer; the task is named."""
     with pytest.raises(DataError, match=r"chosen equals rejected for task 't/1'; remove the pair"):
         encode_example(pair(["a", "b"], ["a", "b"]), renderer, None)
+
+
+def test_sides_that_differ_in_unknown_words_are_told_apart_from_equal_sides():
+    """tiny-agent knows neither word."""
+    renderer = Renderer(load_tokenizer("tiny-agent"))
+    with pytest.raises(DataError, match=r"same tokens for task 't/1': they differ in words .*<\|unknown\|>"):
+        encode_example(pair(["zzz"], ["yyy"]), renderer, None)
+    with pytest.raises(DataError, match="chosen equals rejected for task"):
+        encode_example(pair(["zzz"], ["zzz"]), renderer, None)
 
 
 def test_sides_that_truncation_makes_equal_are_refused(renderer):

@@ -57,3 +57,13 @@ def test_a_folder_is_taken_for_what_it_is(tmp_path, monkeypatch):
     (tmp_path / "smollm2-135" / "config.json").write_text("{}")
 
     assert resolve_model("smollm2-135") == "smollm2-135"
+
+
+def test_a_run_folder_names_its_policies(tmp_path):
+    """A run holds several models, so none is taken for the user."""
+    policy = tmp_path / "run" / "checkpoints" / "sft"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+
+    with pytest.raises(ModelError, match=f"has no config.json; give a policy of this run: {policy}"):
+        resolve_model(str(tmp_path / "run"))

@@ -22,8 +22,8 @@ def test_by_hand():
 
 def test_a_low_accuracy_says_that_length_counts():
     """The note appears below one half."""
-    assert str(Ranking(10, None, 0.5)) == "ranking accuracy on 10 pairs: 50.0 % after training"
+    assert str(Ranking(10, None, 0.5)) == "ranking accuracy on the 10 training pairs: 50.0 % after training"
     assert str(Ranking(10, 0.0, 0.4)) == (
-        "ranking accuracy on 10 pairs: 0.0 % before training, 40.0 % after training (log-probabilities are sums, so a "
-        "longer side is less likely)"
+        "ranking accuracy on the 10 training pairs: 0.0 % before training, 40.0 % after training "
+        "(log-probabilities are sums, so a longer side is less likely)"
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from perturn.report import summarize
+from perturn.report.figures.turn_figures import values_by_turn
 
 
 def test_confidence_bars_are_split_by_weight(run, make):
@@ -23,6 +24,18 @@ def test_mean_confidence_by_turn_by_hand(run, make):
     line = next(trace for trace in figure["data"] if trace.get("name") == "rejected")
     assert line["y"] == pytest.approx([0.96, 0.6775, 0.995])
     assert line["customdata"] == [[2], [2], [2]]
+
+
+def test_equal_weights_have_no_band():
+    """Two pairs weigh both turns 1; the confidences differ, so they have one."""
+    sides = [{"turn": [0, 1], "confidence": [low, 0.5], "weight": [1.0, 1.0]} for low in (0.2, 0.4)]
+    rows = [{"chosen": side, "rejected": side} for side in sides]
+
+    weights, _, *_ = values_by_turn(rows, "weight", "mean weight").data
+    confidence, _, *_ = values_by_turn(rows, "confidence", "mean confidence").data
+
+    assert list(weights.y) == [1.0] * 4
+    assert confidence.y[0] > 0.3 > confidence.y[-1]
 
 
 def test_curves_leave_out_what_is_not_a_number(run, make):

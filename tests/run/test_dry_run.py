@@ -9,6 +9,9 @@ import yaml
 from rich.console import Console
 
 from perturn.cli import main
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.errors import DataError
 from perturn.estimate import machine_speed
 from perturn.estimate.dry_run import Plan, Planned, make_plan, print_plan
 from perturn.run.execute import open_run, run_stages
@@ -235,6 +238,36 @@ def test_episodes_of_ones_own_are_counted_and_give_the_lengths(recipe, tmp_path)
 
     assert next(step.work for step in plan.steps if step.name == "sft").startswith("8 episodes, 1 epochs")
     assert plan.how[0].startswith("Lengths: 9 recorded expert episodes; on average 1.0 turns")
+
+
+def test_rows_of_ones_own_give_the_lengths(tiny_folder, tmp_path, monkeypatch):
+    """There is no environment to play in: a pair of two turns and of one has 1.5 turns on average."""
+    monkeypatch.chdir(tmp_path)
+    said = [{"role": role, "content": "up"} for role in ("assistant", "user", "assistant")]
+    row = {"prompt": [{"role": "user", "content": "on"}], "chosen": said, "rejected": said[:1]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    align = "align: {loss: {name: dpo}}"
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nmodel: {{name: {tiny_folder}}}\nrows: {{name: file, path: pairs.jsonl}}\n{align}\n"
+    )
+
+    how = make_plan(tmp_path / "own.yaml", [], None).how[0]
+
+    assert how.startswith("Lengths: the first 1 rows of pairs.jsonl; on average 1.5 turns")
+    assert "turn limit" not in how
+
+
+def test_pairs_of_ones_own_that_cannot_be_trained_on_are_rejected_before_the_run(tmp_path, monkeypatch):
+    """The sides differ in a word that the model does not know; no run folder is made."""
+    monkeypatch.chdir(tmp_path)
+    chosen, rejected = ([{"role": "assistant", "content": word}] for word in ("zzz", "yyy"))
+    row = {"prompt": [{"role": "user", "content": "go"}], "chosen": chosen, "rejected": rejected}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = {"model": {"name": "tiny-agent"}, "rows": {"name": "file", "path": "pairs.jsonl"}}
+
+    with pytest.raises(DataError, match=r"pairs.jsonl: line 1: chosen and rejected have the same tokens"):
+        open_run(parse(Recipe, {"name": "own", "align": {"loss": {"name": "dpo"}}} | recipe), [])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_done_shows_what_it_took(recipe):

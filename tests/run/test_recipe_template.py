@@ -15,7 +15,7 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.rows import ROWS
 from perturn.run.execute import check
-from perturn.run.recipe_template import copy_recipe, write_recipe
+from perturn.run.recipe_template import copy_recipe, unfit_words, write_recipe
 from perturn.table import name_of
 
 GUESS = "own_environment:GuessNumber"
@@ -39,6 +39,28 @@ def test_a_loss_of_any_kind_of_rows_gets_rows_that_fit(file, tiny_folder, loss, 
     check(recipe)
     assert (recipe.align.loss["name"], name_of(ROWS, type(recipe.rows))) == (loss, rows)
     assert (recipe.explore.samples, recipe.sft is not None) == (samples, True)
+
+
+def test_without_an_expert_all_tasks_are_explored(file, own_environment, monkeypatch, tiny_folder):
+    """All 8, since no SFT needs half of them."""
+    monkeypatch.delattr(own_environment.GuessNumber, "expert")
+    write_recipe(file, environment=GUESS, model=str(tiny_folder))
+
+    tasks = read_recipe(file).explore.tasks
+
+    assert (tasks.skip, tasks.n or tasks.per_kind) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "warned"),
+    [
+        ("tiny-agent", "hotpotqa", True),
+        ("tiny-agent", "alfworld-like", False),
+        ("some/model", "hotpotqa", False),
+    ],
+)
+def test_a_policy_of_the_package_is_not_for_every_environment(model, environment, warned):
+    assert ("reads most words of hotpotqa as unknown" in unfit_words(model, environment)) == warned
 
 
 def test_rows_that_need_an_expert_are_refused_where_there_is_none(file, own_environment, monkeypatch):

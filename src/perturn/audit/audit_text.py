@@ -168,7 +168,10 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     )
     if unknown := part["unknown_tokens"]:
         unread = unknown / part["tokens"]
-        say(f"  tokens whose text the tokenizer does not know: {unknown} ({unread:.1%})", style="yellow")
+        say(
+            f"  tokens whose text the tokenizer does not know: {unknown} ({unread:.1%}); each may be several words",
+            style="yellow",
+        )
     table = Table(box=None, pad_edge=False)
     for column in ("  length in", "min", "median", "p90", "p99", "max"):
         table.add_column(column, justify="right" if column.isalnum() else "left")

@@ -61,8 +61,10 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         if (adapters := adapters_in(name)) is not None:
             return str(_merged(name, adapters, say))
         if not (folder / "config.json").is_file():
+            policies = [str(file.parent) for file in sorted(folder.glob("checkpoints/*/config.json"))]
+            found = f"give a policy of this run: {', '.join(policies)}" if policies else ""
             raise ModelError(
-                f"model folder {name!r} has no config.json; give a folder that save_pretrained wrote."
+                f"model folder {name!r} has no config.json; {found or 'give a folder that save_pretrained wrote'}."
             )
         return str(folder)
     if is_local(name):

@@ -152,7 +152,7 @@ def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, 
 
 
 def _cell(estimate: Any) -> str:
-    if not estimate:
+    if not estimate or estimate[1] is estimate[2] is None:  # without an interval, a mean shows nothing
         return "-"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
-    return mean if low == high == "?" else f"{mean}\n{low} {high}"
+    return f"{mean}\n{low} {high}"

@@ -44,7 +44,7 @@ def init(
     overrides: Overrides = None,
 ) -> None:
     """Write a recipe for an environment and a model."""
-    from perturn.run.recipe_template import copy_recipe, write_recipe
+    from perturn.run.recipe_template import copy_recipe, unfit_words, write_recipe
 
     if listed:
         list_table("recipes")
@@ -63,6 +63,8 @@ def init(
         "full": full,
     }
     write_recipe(file, **chosen, overrides=overrides or [])
+    if unfit := unfit_words(chosen["model"], chosen["environment"]):
+        results.print(unfit, style="yellow", markup=False, soft_wrap=True)
     results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +22,7 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
+from perturn.formats.read_rows import read_rows
 from perturn.free_memory import memory_in_use
 from perturn.io.read_input import user_path
 from perturn.run.policy_origin import find_maker
@@ -30,8 +32,10 @@ from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.run.stages.pretraining_stage import lessons
 from perturn.run.task_lists import TaskLists
 from perturn.table import locate
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
+from perturn.types import Action, EpisodeProtocol, PreferencePair, Task, Trajectory, failed, succeeded
 
+_READ = 32
+"""Number of the user's own rows that are read to measure lengths."""
 _PLAYED = 4
 """Number of episodes that are played to measure lengths."""
 _PATIENCE_SECONDS = 20.0
@@ -110,7 +114,7 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
         renderer: Makes the renderer for token counts; None: token counts are assumed.
     """
     if task_lists is None:
-        return Episodes(memory_gb=memory_in_use() / 1e9)
+        return Episodes(memory_gb=memory_in_use() / 1e9, **_lengths_of_rows(recipe, renderer))
     protocol = make_protocol(recipe.protocol)
     file = RunPaths(run_folder(recipe)).trajectories("expert")
     shown = list(read_trajectories(file)) if file.is_file() else []
@@ -135,7 +139,7 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
             starting = time.monotonic() - began
         memory = memory_in_use() / 1e9
     limit = fmean(protocol.limit(task) for tasks in task_lists.tasks.values() for task in tasks)
-    lengths: dict[str, Any] = {"turns": limit}
+    lengths: dict[str, Any] = {"turns": limit, "said": _assumed_answer(recipe)}
     if renderer and (shown := [one for one in shown if one.turns]):
         lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer(shown[:32]))
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in task_lists.tasks.items()}
@@ -160,6 +164,26 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
         turn_counts=_explored_turns(recipe),
         **lengths,
     )
+
+
+def _assumed_answer(recipe: Recipe) -> float:
+    """Return the assumed number of tokens of an action, at most the recipe's limit."""
+    parts = (part.sampling for part in (recipe.explore, recipe.evaluate) if part is not None)
+    return float(min([int(Episodes.said), *(part.max_new_tokens for part in parts if part is not None)]))
+
+
+def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, Any]:
+    """Return the average lengths of the first rows of the user's own file; empty without such a file."""
+    own = recipe.rows.traits.source if recipe.rows else None
+    if own is None or renderer is None:
+        return {}
+    rows = list(islice(read_rows(user_path(own, "rows.path")), _READ))
+    sides = [(row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,) for row in rows]
+    shown = [side for row in sides for side in row if side.turns]
+    if not shown:
+        return {}
+    found = _lengths(shown, renderer(shown))
+    return found | {"limit": found["turns"], "source": f"the first {len(rows)} rows of {own}"}
 
 
 def _explored_turns(recipe: Recipe) -> tuple[int, ...]:

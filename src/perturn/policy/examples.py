@@ -98,8 +98,7 @@ def encode_example(
         renderer.encode(side, max_length, every_turn=True) for side in (row.chosen, row.rejected)
     )
     if chosen.ids == rejected.ids:
-        cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
-        raise DataError(f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair.")
+        raise DataError(_equal_sides(row, chosen, rejected, renderer))
     shared = _shared_turns(chosen, rejected) if shared_prefix == "mask" else 0
     chosen = _without_silent(row.chosen, chosen, "chosen")
     rejected = _without_silent(row.rejected, rejected, "rejected")
@@ -107,6 +106,19 @@ def encode_example(
     chosen, rejected = _without_turns(chosen, shared), _without_turns(rejected, shared)
     trajectories = _with_loss(row.chosen, chosen), _with_loss(row.rejected, rejected)
     return Example(chosen, rejected, trajectories=trajectories, whole=(row.chosen, row.rejected))
+
+
+def _equal_sides(row: PreferencePair, chosen: Encoded, rejected: Encoded, renderer: Renderer) -> str:
+    """Return why both sides of a pair have the same tokens, and the remedy."""
+    unknown = count_unknown([Example(chosen, rejected)], renderer.tokenizer)
+    if unknown and row.chosen.messages != row.rejected.messages:
+        return (
+            f"chosen and rejected have the same tokens for task {row.chosen.task.id!r}: they differ in words that the "
+            f"tokenizer does not know ({renderer.tokenizer.unk_token}). Choose a model that knows them, or remove the "
+            "pair."
+        )
+    cut = " after truncation" if chosen.dropped_turns or rejected.dropped_turns else ""
+    return f"chosen equals rejected{cut} for task {row.chosen.task.id!r}; remove the pair."
 
 
 def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:

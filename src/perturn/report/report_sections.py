@@ -14,7 +14,7 @@ from perturn.analysis.run_contents import RecordedRun, Row
 from perturn.analysis.run_summary import scores_by_task
 from perturn.report import figures
 from perturn.report.figures import Chart, Curve, Line
-from perturn.types import score, succeeded
+from perturn.types import has_outcome, score, succeeded
 
 _SFT = (
     Chart("Loss", ("loss",), "On expert trajectories, in nats a token."),
@@ -278,7 +278,8 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     drawn = []
     for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)
-        shown = f"Pair {index + 1}, task {one.task.id}, score {score(one):.2f}.{dotted}"
+        scored = f", score {score(one):.2f}" if has_outcome(one) else ""
+        shown = f"Pair {index + 1}, task {one.task.id}{scored}.{dotted}"
         drawn += draw(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
     figure = figures.values_by_turn(rows, "confidence", "mean confidence", pivot)
     drawn += draw(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)

@@ -265,17 +265,23 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         with within(f"{key}: ", DataError):
             open_rows(file)
-        can_be_written = None if renderer is None else partial(_check_row, renderer)
+        most = recipe.model.max_length
+        can_be_written = None if renderer is None else partial(_check_row, renderer, most)
         deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
 
 
-def _check_row(renderer: Renderer, row: Row) -> None:
-    """Reject a user's row that the chat template rejects. Rows that are not trained on are not checked."""
+def _check_row(renderer: Renderer, max_length: int | None, row: Row) -> None:
+    """Reject a user's row that the chat template rejects, or a pair of equal sides.
+
+    Rows that are not trained on are not checked.
+    """
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
         if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
             renderer.check(side)
+    if isinstance(one, PreferencePair) and not any(map(failed, sides)):
+        locate("perturn.policy.examples:encode_example")(one, renderer, max_length)
 
 
 def run_stages(

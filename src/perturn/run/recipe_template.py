@@ -171,10 +171,10 @@ def _chosen(
     """Return the settings that differ from the defaults, or that most users should check."""
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
-        taught, explored, evaluated = _task_lists(env)
+        has_expert = "expert" in abilities_of(env)
+        taught, explored, evaluated = _task_lists(env, has_expert)
         packaged = _protocol_of_policy(model, environment)
         protocol = packaged or _protocol(env, "action" if small else "react")
-        has_expert = "expert" in abilities_of(env)
     most = 128 if protocol.get("format") in ("react", "tools") else 32
     if packaged and (trained_with := PROTOCOLS[packaged["name"]].sampling):
         most = trained_with.max_new_tokens
@@ -187,8 +187,6 @@ def _chosen(
     rate, align_rate = _learning_rates(model, kinds[loss], lora)
     sft = {"loss": {"name": "sft"}, "tasks": taught, "epochs": 2, "learning_rate": rate, **training}
     rows = _rows(kinds[loss], has_expert)
-    if not has_expert:
-        explored = {**explored, "skip": 0}
     return {
         "name": name,
         "model": {"name": model},
@@ -216,8 +214,11 @@ def _learning_rates(model: str, kind: str, lora: bool) -> tuple[float, float]:
     return (1e-4, 1e-5) if lora else (2e-5, 1e-6)
 
 
-def _task_lists(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return task lists for SFT, exploration and evaluation that the environment has enough tasks for."""
+def _task_lists(env: Any, has_expert: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return task lists for SFT, exploration and evaluation that the environment has enough tasks for.
+
+    Without an expert there is no SFT, so exploration may have all tasks.
+    """
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
         key, count = "n", _number  # a kind of one task cannot be in two task lists
@@ -227,9 +228,10 @@ def _task_lists(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any
     must = "have 2 tasks or more, so that one can be trained on and another explored"
     there, remedy = _number(env, "train"), "Let tasks('train') list more."
     check_fit(half, f"split 'train' of environment {env.name!r}", must, there, remedy)
+    explored = {key: half, "skip": half} if has_expert else {key: min(count(env, "train"), _MOST_TASKS)}
     return (
         {"split": "train", key: half},
-        {"split": "train", key: half, "skip": half},
+        {"split": "train", **explored},
         {"split": split, key: evaluated},
     )
 
@@ -260,6 +262,13 @@ def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str,
     made_by = yaml.safe_load(file.read_text(encoding="utf-8"))
     fits = made_by["environment"]["name"] == environment["name"]
     return dict(made_by["protocol"]) if fits else None
+
+
+def unfit_words(model: str, environment: str) -> str:
+    """Return a warning if a policy of the package does not know the words of an environment; else an empty text."""
+    known = model not in PACKAGED or _protocol_of_policy(model, {"name": environment}) is not None
+    says = f"{model} knows only the words of its household games, and reads most words of {environment} as unknown."
+    return "" if known else f"{says} Choose a pretrained model, such as smollm2-135m."
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:

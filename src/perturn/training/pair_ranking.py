@@ -29,7 +29,7 @@ class Ranking:
 
     def __str__(self) -> str:
         before = "" if self.before is None else f"{100 * self.before:.1f} % before training, "
-        said = f"ranking accuracy on {self.pairs} pairs: {before}{100 * self.after:.1f} % after training"
+        said = f"ranking accuracy on the {self.pairs} training pairs: {before}{100 * self.after:.1f} % after training"
         return (
             said
             if self.after >= 0.5

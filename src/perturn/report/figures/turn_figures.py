@@ -11,7 +11,7 @@ from plotly.colors import sample_colorscale
 
 from perturn.data.iteration_numbers import is_number
 from perturn.report.figures.base import DOTTED, SIDES, lay_out, number_turns, plain, solid
-from perturn.stats import cluster_interval
+from perturn.stats import Estimate, cluster_interval
 
 _FADED = {"chosen": "rgba(59, 130, 196, 0.18)", "rejected": "rgba(207, 92, 54, 0.18)"}
 _SIGNED = [[0.0, SIDES["rejected"]], [0.5, "rgba(128, 138, 148, 0.25)"], [1.0, SIDES["chosen"]]]
@@ -82,10 +82,12 @@ def values_by_turn(
 
 
 def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) -> None:
-    """Add a line of means by turn number, with its interval as a band."""
+    """Add a line of means by turn number, with its interval as a band. Equal values have no band."""
     x = [turn + 1 for turn in turns]
     found = [
-        cluster_interval(values, list(range(len(values))), bounds=(0.0, max(1.0, *values)))
+        Estimate(values[0], values[0], values[0], len(values))
+        if len(values) > 1 and min(values) == max(values)
+        else cluster_interval(values, list(range(len(values))), bounds=(0.0, max(1.0, *values)))
         for values in turns.values()
     ]
     figure.add_scatter(

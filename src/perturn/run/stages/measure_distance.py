@@ -29,7 +29,7 @@ def sense_of(recipe: Recipe) -> str | None:
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = _read_by_credits(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
-    senses = {rows, explorer, *credits} - {None}
+    senses = {each for each in (rows, explorer, *credits) if each is not None}
     readers = "rows.distance, explore.distance and credit.distance"
     check_fit(
         len(senses) < 2, readers, "be equal, since a run measures the remaining path once", sorted(senses)
@@ -39,13 +39,13 @@ def sense_of(recipe: Recipe) -> str | None:
 
 def _read_by_credits(recipe: Recipe) -> set[str]:
     """Return the measures of the distance to a success that the credits of a recipe read."""
-    found = set()
+    found: list[Distance | None] = []
     for name in (REWARD_MODEL, "align"):
         settings = recipe.training(name)
         if settings is not None:  # otherwise nothing of training is imported
             choose = locate("perturn.training.credit_choice:loss_and_credit")
             _, credit = choose(settings.loss, recipe.credit if name == "align" else None)
-            found.add(request_of(credit.needs, Distance))
+            found.append(request_of(credit.needs, Distance))
     return {each.sense for each in found if each is not None}
 
 

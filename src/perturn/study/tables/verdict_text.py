@@ -8,7 +8,7 @@ from typing import Any
 WORDS = {
     "better": "better",
     "worse": "worse",
-    "these seeds": "shown for these seeds only",
+    "these seeds": "not shown for other seeds",
     "unseen": "no difference seen",
 }
 """Text of each verdict in a table."""

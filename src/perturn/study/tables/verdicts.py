@@ -208,8 +208,8 @@ def _notes(
         keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
         if keys:
             yield (
-                f"The method {method} was scored under another protocol than {study.baseline}, so the two scores are "
-                f"not comparable. The protocols differ in {', '.join(sorted(keys))}."
+                f"The method {method} was scored under another protocol than {study.baseline}, so a difference may "
+                f"come from the protocol. The protocols differ in {', '.join(sorted(keys))}."
             )
     for row in methods:
         name, missing = row["method"], [seed for seed in seeds if seed not in row["seeds"]]
