@@ -265,7 +265,7 @@ def test_pairs_of_ones_own_that_cannot_be_trained_on_are_rejected_before_the_run
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
     recipe = {"model": {"name": "tiny-agent"}, "rows": {"name": "file", "path": "pairs.jsonl"}}
 
-    with pytest.raises(DataError, match=r"pairs.jsonl: line 1: chosen and rejected have the same tokens"):
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen and rejected have the same tokens"):
         open_run(parse(Recipe, {"name": "own", "align": {"loss": {"name": "dpo"}}} | recipe), [])
     assert not (tmp_path / "runs").exists()
 
