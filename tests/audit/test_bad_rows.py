@@ -1,11 +1,11 @@
-"""Rows that the audit refuses: malformed rows and records, files that are none, and wrong arguments."""
+"""Rows that the audit refuses or warns of: malformed rows, files that are none, unknown words, and wrong arguments."""
 
 import json
 import sys
 
 import pytest
 
-from perturn.audit import inspect_json
+from perturn.audit import audit, inspect_json
 from perturn.cli import main
 from perturn.errors import ConfigError, DataError
 from support.audited import RECORD, record, say, shown, write
@@ -148,3 +148,14 @@ def test_a_wrong_loss_or_limit_is_refused(tiny_folder, tmp_path):
         shown(tmp_path, tiny_folder, "dpo", limit=-1)
     with pytest.raises(ConfigError, match=r"limit must be >= 0, got -1\."):
         list(inspect_json(tmp_path, str(tiny_folder), limit=-1))
+
+
+def test_text_that_the_tokenizer_does_not_know_is_counted(tmp_path, monkeypatch, capsys):
+    """tiny-agent knows `box` and no `kitchen`."""
+    file = write(tmp_path / "rows.jsonl", {"messages": say("go to kitchen", "box")})
+    monkeypatch.setattr(sys, "argv", ["perturn", "inspect", str(file), "--model", "tiny-agent", "--check"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+
+    assert audit(file, "tiny-agent")["parts"]["rows"]["unknown_tokens"] == 1
+    assert "tokens whose text the tokenizer does not know: 1 (" in capsys.readouterr().out

@@ -65,17 +65,6 @@ def test_counts_are_those_of_the_tokens(tiny_folder, tmp_path):
     assert part["lengths"]["tokens_of_a_turn"]["max"] == 4
 
 
-def test_text_that_the_tokenizer_does_not_know_is_counted(tmp_path, monkeypatch, capsys):
-    """tiny-agent knows `box` and no `kitchen`."""
-    file = write(tmp_path / "rows.jsonl", {"messages": say("go to kitchen", "box")})
-    monkeypatch.setattr(sys, "argv", ["perturn", "inspect", str(file), "--model", "tiny-agent", "--check"])
-    with pytest.raises(SystemExit, match="0"):
-        main()
-
-    assert audit(file, "tiny-agent")["parts"]["rows"]["unknown_tokens"] == 1
-    assert "tokens whose text the tokenizer does not know: 1 (" in capsys.readouterr().out
-
-
 def test_what_a_length_limit_cuts_is_counted(tiny_folder, tmp_path):
     """A last turn that does not fit goes; a first one that does not fit has its row refused."""
     long = {"messages": say("a", "b", "c " * 60, "d")}

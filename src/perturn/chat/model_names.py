@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
+from perturn.data.run_paths import RunPaths
 from perturn.engines.lora_files import CONFIG as _ADAPTERS
 from perturn.engines.lora_files import WEIGHTS as _WEIGHTS
 from perturn.engines.lora_files import LowRank, adapter_config, low_rank
@@ -61,7 +62,8 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         if (adapters := adapters_in(name)) is not None:
             return str(_merged(name, adapters, say))
         if not (folder / "config.json").is_file():
-            policies = [str(file.parent) for file in sorted(folder.glob("checkpoints/*/config.json"))]
+            kept = RunPaths(folder).checkpoint("").glob("*/config.json")
+            policies = [str(file.parent) for file in sorted(kept)]
             found = f"give a policy of this run: {', '.join(policies)}" if policies else ""
             raise ModelError(
                 f"model folder {name!r} has no config.json; {found or 'give a folder that save_pretrained wrote'}."
