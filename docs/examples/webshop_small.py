@@ -1,9 +1,10 @@
-"""Make the policy that `studies/webshop-gamma.yaml` begins with: a tokenizer of the catalogue's words, random weights.
+"""Make the policy that `recipes/webshop_lab.yaml` begins with: a tokenizer of the shop's words, and random weights.
 
     python docs/examples/webshop_small.py PRODUCTS ATTRIBUTES FOLDER
 
-PRODUCTS is WebShop's `items_shuffle_1000.json`, and ATTRIBUTES its `items_ins_v2_1000.json`. A word, an id of a product
-and a separator of a page is one token each, so that a small policy copies a word by attending to one token.
+PRODUCTS is WebShop's `items_shuffle_1000.json`, of which the first 300 products are read, and ATTRIBUTES its
+`items_ins_v2_1000.json`. A word, an id of a product and a separator of a page is one token each, so that a small policy
+copies a word by attending to one token.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from perturn.policy.models import new_model
 PATTERN = r" \[SEP\] |Action: |search\[|click\[|\w[\w.'-]*(?: (?!\[SEP\]))?|[\s\S]"
 """Tokens of a page. A word takes the space after it, so the last word of an option is the same token on each page."""
 SHAPE = Shape()
+TAKEN = 300
 SEED = 0
 
 
@@ -78,7 +80,7 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
 def main(products: Path, attributes: Path, folder: Path) -> None:
     """Read the catalogue, and write the policy."""
     files = Files(str(products), str(attributes))
-    catalogue = [Product(**document.data) for document in read_products(files, None, default_price=100)]
+    catalogue = [Product(**document.data) for document in read_products(files, TAKEN, default_price=100)]
     tokenizer = make_tokenizer(shop_texts(catalogue))
     torch.manual_seed(SEED)
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
