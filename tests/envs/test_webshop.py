@@ -69,6 +69,17 @@ def test_the_buyer_earns_everything(shop, synthetic):
         world.step("click[buy now]")
 
 
+def test_the_buyer_clicks_what_the_page_shows(world):
+    """With the letters of the page, as in the worked example of the protocol."""
+    seen = world.reset(task_of(world, "SHOP000004"))
+
+    for action in world.expert(task_of(world, "SHOP000004")):
+        assert action.startswith("search[") or action[len("click[") : -1] in seen.text.split(" [SEP] ")
+        seen = world.step(action)
+
+    assert seen.success
+
+
 def test_the_buyer_turns_pages(shop, monkeypatch):
     """Where the product is not among the first results."""
     monkeypatch.setattr("perturn.envs.webshop.webshop_rules._queries", lambda goal, meant: ["tea mug"])
@@ -76,7 +87,7 @@ def test_the_buyer_turns_pages(shop, monkeypatch):
     task = task_of(world, "SHOP000107")
     task = replace(task, data={**task.data, "asin": "SHOP000111"})
 
-    assert world.expert(task)[:3] == ["search[tea mug]", "click[next >]", "click[shop000111]"]
+    assert world.expert(task)[:3] == ["search[tea mug]", "click[Next >]", "click[SHOP000111]"]
 
 
 def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):

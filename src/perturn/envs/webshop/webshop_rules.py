@@ -75,6 +75,8 @@ _SMALL_TALK = frozenset(_WORDS.split())
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
     """Return actions that find the wanted product, choose its options and buy it.
 
+    A click has the letters of the page, `click[Buy Now]`, so that a policy can copy the value that it reads.
+
     Args:
         index: Index of the catalogue.
         goal: Goal of the task.
@@ -87,10 +89,10 @@ def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int
     query, page = _query(index, goal, meant, results)
     return [
         f"search[{query}]",
-        *["click[next >]"] * page,
-        f"click[{meant.asin.lower()}]",
+        *["click[Next >]"] * page,
+        f"click[{meant.asin}]",
         *(f"click[{value}]" for value in choose_options(goal, meant).values()),
-        "click[buy now]",
+        "click[Buy Now]",
     ]
 
 
