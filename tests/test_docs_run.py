@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -107,7 +108,10 @@ def test_sections_of_reference_pages_pass_the_checks_before_a_run(
     shutil.copy(ROOT / "tests/envs/wiki/corpus.jsonl", tmp_path)
     questions = [{"question": f"What is {i}?", "answer": f"{i}", "type": "bridge"} for i in range(20)]
     (tmp_path / "questions.json").write_text(json.dumps(questions))
-    pair = [episode(["start"], [reward], sample=sample) for sample, reward in enumerate([1.0, 0.0])]
+    asked = ({"role": "user", "content": "go"},)
+    pair = [
+        replace(episode(["start"] * turns, [1.0] * turns, sample=turns), prompt=asked) for turns in (1, 2)
+    ]
     write_records(tmp_path / "my_episodes.jsonl", pair)
     write_records(tmp_path / "my_rows.jsonl", [PreferencePair(*pair)])
     whole = {

@@ -29,7 +29,7 @@ def test_a_table_by_hand(tmp_path):
     assert (name, point, size) == ("a", "", "16 × 1")
     assert level.startswith("50.0 [")
     assert difference.startswith("+50.0 [+")
-    assert (p, q, verdict) == (f"{1 / 128:.3f}", f"{3 / 128:.3f}", "shown for these seeds only")
+    assert (p, q, verdict) == (f"{1 / 128:.3f}", f"{3 / 128:.3f}", "not shown for other seeds")
     assert float(seen) > 0
     assert cells(text, "sft")[4:] == ["–", "–", "–", "–", "baseline"]
     further = cells(text, "a against c")

@@ -318,7 +318,7 @@ def test_a_score_under_another_protocol_is_named(tmp_path):
     assert found["protocol"] == {"name": "toy", "n": 2, "max_turns": {"": 30}}
     said = [note for note in found["notes"] if "another protocol" in note]
     assert said == [
-        "The method rft was scored under another protocol than sft, so the two scores are not comparable. The "
+        "The method rft was scored under another protocol than sft, so a difference may come from the protocol. The "
         "protocols differ in max_turns."
     ]
 
