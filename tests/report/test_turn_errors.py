@@ -82,7 +82,8 @@ def test_what_the_terminal_and_the_page_say():
     first, second = error_lines([row, {"name": "base", "errors": None}])
 
     assert first.startswith(
-        "sft, turns that do not bring the success nearer: 66.7\u00a0% of the turns up to the first error of an episode"
+        "sft, turns that do not bring the success nearer: 66.7\u00a0% of the turns up to the first such turn of an "
+        "episode"
     )
     assert "25.0\u00a0% of later turns" in first
     assert second.startswith("sft recovers in 50.0\u00a0% of 2 episodes")
