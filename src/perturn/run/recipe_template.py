@@ -265,10 +265,10 @@ def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str,
 
 
 def unfit_words(model: str, environment: str) -> str:
-    """Return a warning if a policy of the package does not know the words of an environment; else an empty text."""
+    """Return a warning if a policy of the package was trained in another environment; else an empty text."""
     known = model not in PACKAGED or _protocol_of_policy(model, {"name": environment}) is not None
-    says = f"{model} knows only the words of its household games, and reads most words of {environment} as unknown."
-    return "" if known else f"{says} Choose a pretrained model, such as smollm2-135m."
+    says = f"{model} knows only the words of its household games. If {environment} uses other words, it cannot tell"
+    return "" if known else f"{says} them apart: choose a pretrained model, such as smollm2-135m."
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:
