@@ -44,7 +44,8 @@ def write_study_page(folder: Path) -> Path:
     summary = summary_of(study)
     html = page(study, summary)
     paths = RunPaths(folder)
-    write_whole(paths.summary, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    compact = json.dumps(summary, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    write_whole(paths.summary, f"{compact}\n")  # table.md and the page are for people
     write_whole(folder / "table.md", tables(summary), errors="backslashreplace")
     write_whole(paths.page, html, errors="backslashreplace")
     return paths.page
