@@ -14,13 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from perturn.chat.word_tokenizer import ASSISTANT, END, PAD, SPECIAL, SYSTEM, TEMPLATE, UNKNOWN, USER
+from perturn.chat.word_tokenizer import SPECIAL, tokenizer_of_words
 from perturn.config.sections import Shape
 from perturn.envs.webshop.data import Files, Product, read_products, synthetic_goals
 from perturn.envs.webshop.pages import item_page, results_page, search_page, simple_text
@@ -61,20 +57,7 @@ def query_words(text: str) -> Iterator[str]:
 def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer with a token for each word of some texts; all other words are unknown."""
     words = sorted({word for text in texts for word in re.findall(PATTERN, text)})
-    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words))}
-    made = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
-    made.pre_tokenizer = Split(Regex(PATTERN), "isolated")
-    made.decoder = Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        eos_token=END,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
-        chat_template=TEMPLATE,
-        model_max_length=SHAPE.context,
-        clean_up_tokenization_spaces=False,
-    )
+    return tokenizer_of_words([*SPECIAL, *words], PATTERN, SHAPE.context)
 
 
 def main(products: Path, attributes: Path, folder: Path) -> None:

@@ -8,7 +8,7 @@ attending to one token.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -61,12 +61,25 @@ def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFas
     pieces = {piece for text in known for piece in _divide(pattern, text)}
     named = [f"{kind} {number}" for kind in sorted(highest) for number in range(1, highest[kind] + 1)]
     words = list(dict.fromkeys(chain(SPECIAL, sorted(highest), named, sorted(pieces))))
-    found = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    found.pre_tokenizer = Split(Regex(pattern), "isolated")
-    found.decoder = Fuse()
+    made = tokenizer_of_words(words, pattern, context)
+    found = made.backend_tokenizer
     for text in known:
         if found.decode(found.encode(text).ids, skip_special_tokens=False) != text:
             raise ModelError(f"the tokenizer of this world's words does not give back {text!r:.80}.")
+    return made
+
+
+def tokenizer_of_words(words: Sequence[str], pattern: str, context: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token for each word; all other text is unknown.
+
+    Args:
+        words: The words by token id, `SPECIAL` first.
+        pattern: Regular expression by which a text is divided into words.
+        context: Context length of the model, in tokens.
+    """
+    found = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    found.pre_tokenizer = Split(Regex(pattern), "isolated")
+    found.decoder = Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=found,
         pad_token=PAD,

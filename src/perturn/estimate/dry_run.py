@@ -329,10 +329,11 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
 
 def _how(machine: Machine, found: Episodes) -> list[str]:
     plays = found.sft + found.explore + found.evaluate > 0  # not only rows of the user's own
+    limit = f" The turn limit is {found.limit:.0f}." if plays else ""
     return [
         f"Lengths: {found.source}; on average {found.turns:.1f} turns, {found.prompt:.0f} prompt tokens before the "
-        f"first action, and per turn {found.said:.0f} tokens of action and {found.heard:.0f} tokens of observation. "
-        f"{f'The turn limit is {found.limit:.0f}.' * plays}".strip(),
+        f"first action, and per turn {found.said:.0f} tokens of action and {found.heard:.0f} tokens of observation."
+        f"{limit}",
         f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s in a batch, and "
         f"{machine.few / 1e9:.1f} GB/s of weights read token by token ({machine.parameters / 1e6:.0f}M parameters)."
         + (
