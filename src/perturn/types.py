@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from perturn.errors import DataError, EngineFailure, JudgeFailure, NotComeBack
+from perturn.errors import ContextFull, DataError, EngineFailure, JudgeFailure, NotComeBack
 from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
 from perturn.rules import Message as Message
@@ -72,6 +72,7 @@ class Trajectory:
     """Whether a limit ended the episode: the turn limit, or a full model context."""
     status: Status = Status.COMPLETED
     error: str | None = None
+    """The error that ended the episode, as `Type: text`. A full model context truncates an episode; others fail it."""
     sample: int = 0
     """Sample number: index among the trajectories of the same task and policy."""
     seed: int = 0
@@ -83,8 +84,6 @@ class Trajectory:
     """Number of turns that another policy or an expert played in the episode before `policy` took over."""
     origin: int | None = None
     """Sample number of the episode from which this episode branches; None: it is no branch."""
-    filled_context: bool | None = field(default=None, metadata=SPARSE)
-    """True if the episode was truncated because the model's context had no room for another answer; else None."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """Texts of the simulated user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
@@ -158,6 +157,11 @@ def failed(trajectory: Trajectory) -> bool:
 def unjudged(trajectory: Trajectory) -> bool:
     """Return whether an episode was played to its end, but FAILED because a judge gave no rating."""
     return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
+
+
+def filled_context(trajectory: Trajectory) -> bool:
+    """Return whether an episode was truncated because the model's context had no room for another answer."""
+    return trajectory.truncated and (trajectory.error or "").startswith(ContextFull.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:

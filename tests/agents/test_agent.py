@@ -114,7 +114,7 @@ def test_a_limit_truncates_an_episode(tmp_path, settings, turns):
     (one,) = played(section, protocol=replace(PROTOCOLS["agent"], max_turns=2)).values()
 
     assert (one.status, one.truncated, one.terminated) == (Status.COMPLETED, True, False)
-    assert (len(one.turns), one.total_reward, one.filled_context) == (turns, 1.0, None)
+    assert (len(one.turns), one.total_reward, one.error) == (turns, 1.0, None)
 
 
 def test_an_agent_hears_that_the_context_is_full(tmp_path):
@@ -125,10 +125,10 @@ def test_an_agent_hears_that_the_context_is_full(tmp_path):
 
     (one,) = played(agents(tmp_path, [{"id": "a"}]), Scripted(full)).values()
 
-    assert (one.status, one.truncated, one.filled_context, len(one.turns)) == (
+    assert (one.status, one.truncated, one.error, len(one.turns)) == (
         Status.COMPLETED,
         True,
-        True,
+        "ContextFull: no room",
         1,
     )
 

@@ -1,7 +1,5 @@
 """Episodes that fill the model's context: truncated there as at the turn limit, scored, counted, and trained on."""
 
-import json
-
 import pytest
 
 import perturn
@@ -9,8 +7,19 @@ from perturn.data.episode_outcomes import outcomes
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ContextFull, EngineFailure, NotComeBack
+from perturn.report.episode_view import body
 from perturn.run.failure_limits import Failures
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, failed, score
+from perturn.types import (
+    Action,
+    EpisodeProtocol,
+    Observation,
+    Sampling,
+    Status,
+    Task,
+    failed,
+    filled_context,
+    score,
+)
 
 PLAIN = EpisodeProtocol("p", format="plain", max_turns=10)
 SHORT = Sampling(temperature=1.0, max_new_tokens=4)
@@ -63,11 +72,22 @@ def test_a_full_context_ends_an_episode_as_the_turn_limit_does():
     """Its rewards and its success so far stay; the record says which limit it was."""
     found = play(episode(Steps(solved_at=2), Job(Task("a"), 0), protocol=PLAIN), ContextFull("full"))
 
-    assert (found.status, found.error) == (Status.COMPLETED, None)
-    assert (found.terminated, found.truncated, found.filled_context) == (False, True, True)
+    assert (found.status, found.error) == (Status.COMPLETED, "ContextFull: full")
+    assert (found.terminated, found.truncated, filled_context(found)) == (False, True, True)
     assert found.success
     assert len(found.turns) == 2
     assert score(found) == found.total_reward == pytest.approx(0.4)
+
+
+def test_the_report_says_what_the_error_did():
+    """A full context truncates the episode; another failure fails it."""
+    errors = [ContextFull("full"), EngineFailure("broken")]
+    found = [play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), error) for error in errors]
+
+    assert [body(one, 0, {})["error"] for one in found] == [
+        "Truncated: ContextFull: full",
+        "FAILED: EngineFailure: broken",
+    ]
 
 
 def test_another_failure_of_the_engine_is_none():
@@ -75,7 +95,7 @@ def test_another_failure_of_the_engine_is_none():
     found = play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), EngineFailure("broken"))
 
     assert failed(found)
-    assert (found.truncated, found.filled_context, score(found)) == (False, None, 0.0)
+    assert (found.truncated, filled_context(found), score(found)) == (False, False, 0.0)
 
 
 def test_an_episode_whose_first_prompt_does_not_fit_has_failed():
@@ -103,7 +123,7 @@ def test_the_local_engine_cuts_at_the_context(small, tokenizer, caplog):
     found = perturn.collect(small, Steps, tokenizer=tokenizer, protocol=PLAIN, sampling=SHORT)
 
     assert [one.status for one in found] == [Status.COMPLETED] * 2
-    assert all(one.truncated and one.filled_context and 0 < len(one.turns) < 10 for one in found)
+    assert all(one.truncated and filled_context(one) and 0 < len(one.turns) < 10 for one in found)
     assert all(score(one) == one.total_reward > 0 for one in found)
     assert "2 of 2 episodes filled the model's context" in caplog.text
     assert outcomes(found)["filled_context"] == 2
@@ -144,13 +164,13 @@ def test_full_contexts_stop_no_run():
 
 
 def test_a_file_keeps_which_limit_it_was(tmp_path):
-    """And holds the key only where it is so."""
+    """The error says so, and an episode that failed has filled no context."""
     full = play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), ContextFull("full"))
     broken = play(episode(Steps(), Job(Task("b"), 0), protocol=PLAIN), NotComeBack("elsewhere"))
     with TrajectoryStore(tmp_path / "some.jsonl") as store:
         store.append(full)
         store.append(broken)
-    rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
 
-    assert list(read_trajectories(tmp_path / "some.jsonl")) == [full, broken]
-    assert ["filled_context" in row for row in rows] == [True, False]
+    found = list(read_trajectories(tmp_path / "some.jsonl"))
+    assert found == [full, broken]
+    assert [filled_context(one) for one in found] == [True, False]

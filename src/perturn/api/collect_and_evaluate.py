@@ -40,7 +40,16 @@ from perturn.run.stages.collect_stage import shown
 from perturn.run.stages.evaluate_stage import stamp
 from perturn.run.task_lists import choose_tasks
 from perturn.stats import PairedComparison
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory, unfinished
+from perturn.types import (
+    Engine,
+    Environment,
+    EpisodeProtocol,
+    Sampling,
+    Task,
+    Trajectory,
+    filled_context,
+    unfinished,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -284,7 +293,7 @@ def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Traject
     """Return trajectories in the order of their jobs, and warn if episodes were truncated at the context length."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
     found = sorted(played, key=lambda one: index_of[one.key])
-    if filled := sum(one.filled_context is True for one in found):
+    if filled := sum(map(filled_context, found)):
         _logger.warning(
             "%d of %d episodes filled the model's context; they were truncated there, as at the turn limit, and keep "
             "their rewards.",

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from perturn.data.run_files import REMEDY
 from perturn.errors import RunError
 from perturn.io.read_input import complete_lines, explain
-from perturn.types import Trajectory, failed, succeeded, unfinished
+from perturn.types import Trajectory, failed, filled_context, succeeded, unfinished
 
 _Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
 
@@ -128,6 +128,6 @@ def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
         counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
         if unfinished(one):
             counts["unfinished"] += 1
-        if one.filled_context:
+        if filled_context(one):
             counts["filled_context"] += 1
     return dict(counts)

@@ -14,7 +14,7 @@ from perturn.envs.async_worlds import awaited
 from perturn.envs.user_environment import at_border, attribute
 from perturn.errors import EnvironmentFailure, PerturnError, check_type
 from perturn.faults import close_world
-from perturn.io.plain_data import error_text, fault
+from perturn.io.plain_data import fault, named_error
 from perturn.io.user_code import load_object
 from perturn.table import package_of
 from perturn.types import Environment
@@ -47,9 +47,7 @@ def make_environment(section: Section) -> Environment:
     except (PerturnError, KeyboardInterrupt):
         raise
     except BaseException as error:  # an environment is user code and may raise anything
-        raise EnvironmentFailure(
-            f"environment {name!r} cannot start: {type(error).__name__}: {error_text(error)}"
-        ) from error
+        raise EnvironmentFailure(f"environment {name!r} cannot start: {named_error(error)}") from error
     if not isinstance(world_name, str) or not world_name or fault(world_name, "name"):
         raise EnvironmentFailure(
             f"the environment's name must be a text such as 'game-1.0', got {reprlib.repr(world_name)}."

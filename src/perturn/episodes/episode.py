@@ -19,7 +19,7 @@ from perturn.episodes.turn_budget import Allowance
 from perturn.episodes.user_turns import User
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
-from perturn.io.plain_data import error_text, fault, mended
+from perturn.io.plain_data import fault, mended, named_error
 from perturn.traits import traits_of
 from perturn.types import (
     Action,
@@ -110,7 +110,9 @@ def episode(
     except ContextFull as error:
         # A resumed UNFINISHED episode keeps its turns; a branch needs a new turn of its own.
         played = len(turns) > (0 if job.kept is None else len(begun))
-        record = replace(_stopped(record, seen, 0), filled_context=True) if played else _failed(record, error)
+        record = (
+            replace(_stopped(record, seen, 0), error=named_error(error)) if played else _failed(record, error)
+        )
     except BaseException as error:  # noqa: BLE001  environments are code of others; a failed episode is recorded
         record = _failed(record, error)
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
@@ -158,7 +160,7 @@ def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
 
 def _failed(record: Trajectory, error: BaseException) -> Trajectory:
     """Return the record of an episode that an error ended."""
-    why = f"{type(error).__name__}: {error_text(error)}"
+    why = named_error(error)
     if isinstance(error, ContextFull):
         why += (
             " No turn was played, since the first prompt alone fills the context: shorten the task's text, the system "

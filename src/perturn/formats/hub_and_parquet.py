@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from perturn.errors import DataError, did_you_mean
 from perturn.formats.json_stream import Record
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import named_error
 from perturn.table import locate, require_library
 
 _BATCH = 256
@@ -134,7 +134,7 @@ def hub_rows(name: HubName) -> tuple[Iterable[dict[str, Any]], tuple[Path, ...]]
     except Exception as error:  # library code that may raise any error
         raise DataError(
             f"{name}: there is no such file or folder, and the Hub gave no data set of that name: "
-            f"{type(error).__name__}: {error_text(error)}. Correct the path, or name {_FORM}. Without a network, "
+            f"{named_error(error)}. Correct the path, or name {_FORM}. Without a network, "
             "download the data set where there is one, and give its files."
         ) from error
     splits = dict(found)

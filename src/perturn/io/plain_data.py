@@ -104,6 +104,11 @@ def error_text(error: BaseException) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def named_error(error: BaseException) -> str:
+    """Return the type and the text of an exception, such as `ValueError: not a number`."""
+    return f"{type(error).__name__}: {error_text(error)}"
+
+
 def short(text: str, length: int = 80) -> str:
     """Return the text, cut at `length` characters with an ellipsis if it is longer."""
     return text if len(text) <= length else f"{text[:length]}…"

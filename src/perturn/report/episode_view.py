@@ -36,6 +36,12 @@ def own_confidence(turn: Turn) -> float | None:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
 
+def _ended_by(trajectory: Trajectory) -> str:
+    """Return what the error of an episode did to it, and the error; empty without an error."""
+    outcome = "FAILED" if failed(trajectory) else "Truncated"
+    return f"{outcome}: {trajectory.error}" if trajectory.error else ""
+
+
 def body(
     trajectory: Trajectory,
     prompt: int,
@@ -64,7 +70,7 @@ def body(
         "weight": [None if value is None else round(value, 4) for value in by_turn(noted, "weight", turns)],
         "credit": noted.get("credit", ""),
         "bin": noted.get("bin", ""),
-        "error": clip(trajectory.error or ""),
+        "error": clip(_ended_by(trajectory)),
     }
     kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
     if not trajectory.is_linear:

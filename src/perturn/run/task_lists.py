@@ -28,7 +28,7 @@ from perturn.errors import (
 )
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import named_error
 from perturn.types import Environment, Task
 
 _logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
         crossed = isinstance(error, EnvironmentFailure)  # from another process: it names its type already
         if isinstance(error, PerturnError | KeyboardInterrupt) and not crossed:
             raise
-        said = str(error) if crossed else f"{type(error).__name__}: {error_text(error)}"
+        said = str(error) if crossed else named_error(error)
         raise ConfigError(f"{env.name} has no tasks for split {split!r}: {said}") from error
 
 

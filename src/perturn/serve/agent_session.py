@@ -68,8 +68,8 @@ class Session:
     """State key that the agent posted for the next turn."""
     in_flight: int = 0
     """Number of answers that the engine is sampling."""
-    was_full: bool = False
-    """Whether the newest request was too long for the model's context window."""
+    full_context: str | None = None
+    """The engine's error if the newest request was too long for the model's context window; else None."""
     opened: float = field(default_factory=time.monotonic)
     """Time of the opening, in seconds of the monotonic clock."""
     touched: float = field(default_factory=time.monotonic)
@@ -135,7 +135,7 @@ class Session:
             )
             self._busy.add(prompts[-1].conversation)
         self.in_flight += ask.n
-        self.was_full = False
+        self.full_context = None
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
@@ -211,6 +211,8 @@ class Session:
             turns[-1] = replace(turns[-1], reward=turns[-1].reward + self.reward)
         total = sum(turn.reward for turn in turns)
         success = self.reward >= 1 if self.success is None else self.success
+        if outcome.get("truncated"):
+            outcome["error"] = self.full_context
         return Trajectory(
             task=self.task,
             turns=tuple(turns),
@@ -224,7 +226,6 @@ class Session:
             sample=self.sample,
             seed=self.seed,
             policy=policy,
-            filled_context=True if self.was_full and outcome.get("truncated") else None,
             **outcome,
         )
 

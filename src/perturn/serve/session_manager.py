@@ -20,7 +20,7 @@ from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.prefix_matching import Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError, StorageError
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import error_text, named_error
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
@@ -227,7 +227,7 @@ class SessionManager:
             actions = await self._answering.sampled(prompts, sampling)
             answers = tuple(read_action(action, ask) for action in actions)
         except PerturnError as error:
-            session.was_full = isinstance(error, ContextFull)
+            session.full_context = named_error(error) if isinstance(error, ContextFull) else None
             raise refused(error) from None
         finally:
             session.end(prompts)
@@ -294,15 +294,15 @@ class SessionManager:
         try:
             if self._reward is not None and error is None:
                 trajectory = await self._judged(self._reward, session, trajectory)
+            failed = trajectory.status is Status.FAILED
             if is_kept:
                 self._kept.discard(session.id)
-                self._results[session.id] = session, truncated, trajectory.error
+                self._results[session.id] = session, truncated, trajectory.error if failed else None
             elif self._record is not None:
                 await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
         except StorageError as failure:
             self._sessions.setdefault(session.id, session)
             raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
-        failed = trajectory.status is Status.FAILED
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
             self.counts["shared"] += 1

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from perturn.errors import PerturnError
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import named_error
 from perturn.run.execute import open_run, run_stages
 from perturn.run.served_policy import policy_path
 from perturn.study.cell_results import forget_stale, note_scored
@@ -167,7 +167,7 @@ def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) 
         return str(error)
     except Exception as error:  # noqa: BLE001  of worlds and libraries of others; a cell that fails stops no other
         traceback.print_exc()
-        return f"{type(error).__name__}: {error_text(error)} (in full: {log})"
+        return f"{named_error(error)} (in full: {log})"
     return None
 
 

@@ -28,7 +28,7 @@ from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fit, required
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import named_error
 from perturn.io.user_code import load_object, module_files
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
@@ -179,7 +179,7 @@ class Agent:
             _end(process, line)
             raise
         except BaseException as error:  # noqa: BLE001  user code may raise anything; the episode is then FAILED
-            outcome = {"error": f"{type(error).__name__}: {error_text(error)}"}
+            outcome = {"error": named_error(error)}
         recorded = _end(process, line, **outcome)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 

@@ -18,10 +18,10 @@ from perturn.extend.quantity_tools import (
     ToolCall,
     call_similarity,
     check_abilities,
-    error_text,
     expert_action,
     greedy_matches,
     hard_matches,
+    named_error,
     soft_matches,
     understand,
 )
@@ -80,7 +80,7 @@ def gold_calls(env: Any, task: Task) -> list[ToolCall]:
         raise
     except Exception as error:  # environments may be third-party code
         raise EnvironmentFailure(
-            f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {error_text(error)}"
+            f"the expert of {env.name} cannot solve task {task.id!r:.80}: {named_error(error)}"
         ) from error
     found = [call for action in said for call in action.calls]
     if not found:

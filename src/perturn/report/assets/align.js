@@ -51,7 +51,7 @@ async function comparison(number, other) {
   const heads = [[number, left], [other, right]].map(([episode, body], index) =>
     element("div", { class: `head ${index ? "right" : "left"}` },
       element("h3", {}, isPair ? ["chosen", "rejected"][index] : labelOfSet(setOf(episode))), factsOf(episode, body),
-      body.error ? element("p", { class: "error" }, `FAILED: ${body.error}`) : null));
+      body.error ? element("p", { class: "error" }, body.error) : null));
   const rows = [];
   for (let turn = shared; turn < Math.max(left.turns.length, right.turns.length); turn += 1) {
     rows.push(pairRow(turn, left, right, turn === shared, drawLeft, drawRight));

@@ -209,7 +209,7 @@ async function conversation(number) {
     "div",
     { class: "conversation" },
     factsOf(number, body),
-    body.error ? element("p", { class: "error" }, `FAILED: ${body.error}`) : null,
+    body.error ? element("p", { class: "error" }, body.error) : null,
     promptBox(body),
     legend(body, scale),
     sequenceTree(number, runs),
