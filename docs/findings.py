@@ -218,7 +218,7 @@ _PAGES = """
 | [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What does `make demo` show? |
 | [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
 | [A weaker policy](results/weak.md), [a new kind of task](results/sixth-kind.md) | Do losses on pairs gain there too? |
-| [Ablations of tlm-DRE](results/ablations.md), [γ on WebShop](results/webshop.md) | Do kernel, reduction, pivot, weight, γ and length matter? |
+| [Ablations of tlm-DRE](results/ablations.md), [γ on WebShop](results/webshop.md) | Do its settings and γ matter? |
 | [Pairs of single turns](results/steps.md) | Do pairs of single turns gain more than pairs of episodes? |
 | [Corrections by an expert](results/takeover.md) | At which and how many turns should an expert take over? |
 | [Offline learning on own episodes](results/own.md) | Does RLOO gain from 2560 episodes of one exploration? |

@@ -19,7 +19,7 @@ from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelErro
 from perturn.faults import task_fault
 from perturn.formats.chat_messages import read_answer
 from perturn.formats.trl_rows import from_trl
-from perturn.io.plain_data import error_text, fault, mended
+from perturn.io.plain_data import error_text, fault, mended, named_error
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.stages.collect_stage import demonstrate
 from perturn.run.task_lists import choose_tasks
@@ -204,7 +204,7 @@ def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_type():
 
     assert played(World(SystemExit(3)), "Action: a").error == "SystemExit: 3"
     assert played(World(Silent()), "Action: a").error == "Silent: (no text: RuntimeError)"
-    assert error_text(ValueError("x")) == "x"
+    assert (error_text(ValueError("x")), named_error(ValueError("x"))) == ("x", "ValueError: x")
 
 
 def test_an_action_with_half_a_character_is_an_invalid_turn(tmp_path):

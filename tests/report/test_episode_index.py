@@ -60,4 +60,10 @@ def test_a_failed_episode_scores_0_and_says_why(run, make):
     row, body, _ = make.page_of(run).episode(set="evaluation/sft", task="t4")
 
     assert (row["score"], row["success"], row["end"]) == (0, 0, 3)
-    assert body == {"prompt": 0, "by": "policy", "policy": "sft", "error": "FAILED: EngineFailure: go", "turns": []}
+    assert body == {
+        "prompt": 0,
+        "by": "policy",
+        "policy": "sft",
+        "error": "FAILED: EngineFailure: go",
+        "turns": [],
+    }

@@ -110,9 +110,7 @@ def episode(
     except ContextFull as error:
         # A resumed UNFINISHED episode keeps its turns; a branch needs a new turn of its own.
         played = len(turns) > (0 if job.kept is None else len(begun))
-        record = (
-            replace(_stopped(record, seen, 0), error=named_error(error)) if played else _failed(record, error)
-        )
+        record = _cut(record, seen, error) if played else _failed(record, error)
     except BaseException as error:  # noqa: BLE001  environments are code of others; a failed episode is recorded
         record = _failed(record, error)
     return replace(record, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
@@ -156,6 +154,11 @@ def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
     if left and not seen.terminated:
         return replace(record, status=Status.UNFINISHED)
     return replace(record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated)
+
+
+def _cut(record: Trajectory, seen: Observation, error: ContextFull) -> Trajectory:
+    """Return the record of an episode that a full context truncates."""
+    return replace(_stopped(record, seen, 0), error=named_error(error))
 
 
 def _failed(record: Trajectory, error: BaseException) -> Trajectory:

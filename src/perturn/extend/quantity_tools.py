@@ -7,7 +7,7 @@ from perturn.envs.abilities import abilities_of, ability, check_abilities, lacks
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.episodes.prompts import context_of
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
-from perturn.io.plain_data import error_text
+from perturn.io.plain_data import named_error
 from perturn.io.user_code import load_object
 from perturn.policy.logprobs import exact_length, hidden_states, logprobs_and_entropy, pack_by_pack
 from perturn.policy.packing import Batch
@@ -80,7 +80,6 @@ __all__ = [
     "cross_fit",
     "cross_fit_sums",
     "encoded",
-    "error_text",
     "exact_length",
     "expert_action",
     "explained_variance",
@@ -96,6 +95,7 @@ __all__ = [
     "lacks",
     "load_object",
     "logprobs_and_entropy",
+    "named_error",
     "normalize_answer",
     "own_answer_logprobs",
     "pack_by_pack",
