@@ -183,7 +183,7 @@ FINDINGS = (
     ),
     Finding(
         "pretrained",
-        "With SmolLM2-135M on ScienceWorld and HotpotQA, no method is shown to differ from SFT, with one base each.",
+        "With SmolLM2-135M on ScienceWorld and HotpotQA, no method is shown to gain over SFT, with one base each.",
         [
             *against("scienceworld", "sft", "dpo", "dmpo", "tlm-dre", "rft"),
             *against("hotpotqa", "sft", "rloo", "igpo", "a2tgpo", "siop"),
