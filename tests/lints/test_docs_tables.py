@@ -23,12 +23,6 @@ def load():
     return module
 
 
-def apart(text):
-    """The text of a JSON file with its fractions cut out, and the fractions."""
-    fraction = r"-?\d+\.\d+(?:e-?\d+)?|-?\d+e-?\d+"
-    return re.sub(fraction, "#", text), [float(found) for found in re.findall(fraction, text)]
-
-
 @pytest.fixture
 def page(tmp_path):
     """A page with two blocks beside two studies."""
@@ -49,19 +43,14 @@ def call(page, *words):
     "study", sorted((ROOT / "studies/results").glob("*/study.yaml")), ids=lambda file: file.parent.name
 )
 def test_a_studys_numbers_follow_from_its_episodes(study, tmp_path):
-    """Summary and table as they are in the repository, from `episodes.parquet` alone.
-
-    The last digits of a number depend on the processor.
-    """
+    """Summary and table as they are in the repository, from `episodes.parquet` alone."""
     names = ("study.yaml", "cells.json", EPISODES, "protocols.json")
     for name in names:
         shutil.copy(study.parent / name, tmp_path / name)
     write_study_page(tmp_path)
 
-    assert (tmp_path / "table.md").read_text() == (study.parent / "table.md").read_text()
-    made, recorded = (apart((folder / "summary.json").read_text()) for folder in (tmp_path, study.parent))
-    assert made[0] == recorded[0]
-    assert made[1] == pytest.approx(recorded[1], rel=1e-9, abs=1e-12)
+    for name in ("summary.json", "table.md"):
+        assert (tmp_path / name).read_text() == (study.parent / name).read_text()
 
 
 def test_the_pages_have_the_tables_of_their_studies():
