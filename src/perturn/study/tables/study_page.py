@@ -44,20 +44,11 @@ def write_study_page(folder: Path) -> Path:
     summary = summary_of(study)
     html = page(study, summary)
     paths = RunPaths(folder)
-    compact = json.dumps(_rounded(summary), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    compact = json.dumps(summary, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     write_whole(paths.summary, f"{compact}\n")  # table.md and the page are for people
     write_whole(folder / "table.md", tables(summary), errors="backslashreplace")
     write_whole(paths.page, html, errors="backslashreplace")
     return paths.page
-
-
-def _rounded(value: Any) -> Any:
-    """Return JSON data with twelve significant digits of each number, since later digits depend on the processor."""
-    if isinstance(value, float):
-        return float(f"{value:.12g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def page(study: RecordedStudy, summary: Mapping[str, Any]) -> str:
