@@ -206,9 +206,10 @@ def crossed_bootstrap(
     check_confidence(confidence)
     count, width = table.shape
     generator = np.random.default_rng(seed)
-    rows = generator.multinomial(count, np.full(count, 1 / count), size=draws) / count
-    columns = generator.multinomial(width, np.full(width, 1 / width), size=draws) / width
-    means = ((rows @ table) * columns).sum(1)
+    rows = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
+    columns = generator.multinomial(width, np.full(width, 1 / width), size=draws)
+    # Sums of counts: exact for successes, so that they do not depend on the processor's order of summation.
+    means = ((rows @ table) * columns).sum(1) / (count * width)
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 

@@ -46,7 +46,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 def summary_of(study: RecordedStudy) -> dict[str, Any]:
     """Return the numbers of a study that is in memory; see `summarize`."""
     states = Counter(row["state"] for row in study.cells)
-    found = {
+    return {
         "name": study.name,
         "baseline": study.baseline,
         "level": LEVEL,
@@ -56,16 +56,6 @@ def summary_of(study: RecordedStudy) -> dict[str, Any]:
         "failures": [row for row in study.cells if row["state"] == "failed"],
         "episodes": len(study.episodes),
     }
-    return {key: _rounded(value) for key, value in found.items()}
-
-
-def _rounded(value: Any) -> Any:
-    """Return JSON data with twelve significant digits of each number, since later digits depend on the processor."""
-    if isinstance(value, float):
-        return float(f"{value:.12g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
