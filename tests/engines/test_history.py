@@ -89,6 +89,34 @@ def test_each_gets_its_own_whatever_their_order(heads, lengths):
         assert_close(*feed(parts), **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("heads", KEY_HEADS)
+@pytest.mark.parametrize("window", [None, 5, 70])
+def test_a_gpu_gives_observations_a_call_together(heads, window, monkeypatch):
+    """Conversations with up to 8 and up to 64 new tokens share a call each; one with 65 has a call of its own."""
+    monkeypatch.setattr(_history, "_WIDTHS", _history._OTHER_WIDTHS)
+    (key_heads, dtype), blocks = heads, Blocks(lambda _: 5)
+    talks = [Conversation(blocks, seed, key_heads, dtype, window) for seed in range(5)]
+    calls = []
+    for name in ("_Alone", "_Together"):
+        made = getattr(_history, name)
+        monkeypatch.setattr(
+            _history, name, lambda *given, made=made: calls.append(made.__name__) or made(*given)
+        )
+
+    def calls_of(*new):
+        calls.clear()
+        assert_close(*feed(list(zip(talks, new, strict=True))), **TOLERANCE[dtype])
+        return sorted(calls)
+
+    assert calls_of(66, 66, 66, 66, 66) == ["_Alone"] * 5
+    assert {talk.history.slot.block.capacity for talk in talks} == {128}
+    with monkeypatch.context() as few:
+        few.setattr(_history, "_PAIRS", 4 * 40 * 128)  # four slots, so the fifth has a call of its own
+        assert calls_of(20, 40, 3, 3, 20) == ["_Together"] * 3
+    assert calls_of(3, 2, 20, 20, 9) == ["_Together"] * 2
+    assert calls_of(1, 9, 3, 65, 10) == ["_Alone"] + ["_Together"] * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bytes_of_a_call", [0, 2**40], ids=["divided", "whole"])
 def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):

@@ -292,3 +292,16 @@ class Shared:
         found, sums = _flash(asking, keys[None], values[None], 0.0, False, attn_mask=mask, scale=ask.scaling)
         found, sums = (each[0].unflatten(1, (-1, tokens)).flatten(0, 1) for each in (found, sums))
         return found.transpose(0, 1), sums.T
+
+
+def in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
+    """Concatenate the results of the parts along their tokens, in the order of the batch.
+
+    Args:
+        parts: Result of each attention call [tokens of the call, ...]; all None if the calls have no such result.
+        order: Index of each token of the batch among the concatenated tokens; None: the same order.
+    """
+    if parts[0] is None:
+        return None
+    whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
+    return whole if order is None else whole.index_select(0, order)

@@ -11,6 +11,7 @@ to the prefix in one matrix product. Their attention to prefix and slot is merge
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from perturn.engines.local.cache_blocks import (
     Slot,
     by_products,
     dot_products,
+    in_order,
     masks,
 )
 from perturn.engines.local.prefix_tree import Beginning
@@ -47,8 +49,11 @@ CALL_BYTES = 2**20
 _OTHER_CALL_BYTES = 2**28
 """Bytes that other devices read in the fixed time of one call: 90 microseconds at 3 TB/s, or ten kernel launches."""
 
-_FEW = 8
-"""Largest number of new tokens with which a conversation shares an attention call with others."""
+_WIDTHS, _OTHER_WIDTHS = (8,), (8, 64)
+"""Limits of new tokens by group of conversations that share an attention call, on a CPU and on other devices."""
+
+_PAIRS = 2**25
+"""Most pairs of a new and a cached token in a shared call; a mask in bfloat16 has 64 MB for each head of a key head."""
 
 _PRODUCT_STEP = 64
 """Matrix products are padded to a multiple of this number of tokens, because each new shape costs setup time."""
@@ -205,13 +210,14 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """Divide a batch into attention calls: one per conversation with many new tokens, the others per block."""
-    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
-    by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
+    """Divide a batch into attention calls: one per conversation with many new tokens, others per block and group."""
+    widths = _WIDTHS if device.type == "cpu" else _OTHER_WIDTHS
+    parts: list[_Alone | _Together] = [_Alone(each, device) for each in spans if each.new > widths[-1]]
+    groups: defaultdict[tuple[Block, int], list[_Span]] = defaultdict(list)
     for span in spans:
-        if span.new <= _FEW:
-            by_block[span.slot.block].append(span)
-    for block, members in by_block.items():
+        if span.new <= widths[-1]:
+            groups[span.slot.block, bisect_left(widths, span.new)].append(span)
+    for (block, _), members in groups.items():
         parts += [_Together(block, run, device) for run in _runs(block, members, device)]
     return parts
 
@@ -219,14 +225,17 @@ def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Toge
 def _runs(block: Block, members: list[_Span], device: torch.device) -> list[list[_Span]]:
     """Divide a block's conversations, sorted by slot, into attention calls.
 
-    Two neighbours are in different calls if reading the unused slots between them takes longer than another call.
+    Two neighbours are in different calls if reading the unused slots between them takes longer than another call, or if
+    the call would have too many pairs of tokens.
     """
     ordered = sorted(members, key=lambda span: span.slot.index)
     unread = max(span.old for span in members) * block.token_bytes
     most = CALL_BYTES if device.type == "cpu" else _OTHER_CALL_BYTES
+    slots = _PAIRS // (max(span.new for span in members) * block.capacity)
     runs = [ordered[:1]]
     for before, after in pairwise(ordered):
-        if (after.slot.index - before.slot.index - 1) * unread > most:
+        gap = after.slot.index - before.slot.index - 1
+        if gap * unread > most or after.slot.index - runs[-1][0].slot.index >= slots:
             runs.append([])
         runs[-1].append(after)
     return runs
@@ -262,10 +271,8 @@ class _Alone:
             asking, mask = query[0].unflatten(0, wide), None
             keys, values = (each[:, None, :total].expand(-1, wide[1], -1, -1) for each in held)
         else:  # heads that share a key head become further queries, which takes 0.7 of the time in bfloat16
-            asking, mask = (
-                query.unflatten(1, wide).flatten(2, 3),
-                self._mask(ask.window, query.dtype, wide[1]),
-            )
+            asking = query.unflatten(1, wide).flatten(2, 3)
+            mask = self._mask(ask.window, query.dtype, wide[1])
             keys, values = (each[None, :, :total] for each in held)
         found, sums = dot_products(asking, keys, values, mask, ask)
         found = found.reshape(query.shape[1], span.new, -1).transpose(0, 1)
@@ -309,9 +316,8 @@ class _Together:
             kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
         key_heads, shared = key.shape[1], query.shape[1] // key.shape[1]
         asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
-        asking = asking.permute(2, 0, 1, 3, 4).flatten(
-            2, 3
-        )  # [slots, key heads, their heads * width, features]
+        # [slots, key heads, their heads * width, features]
+        asking = asking.permute(2, 0, 1, 3, 4).flatten(2, 3)
         # For one query in bfloat16, torch's CPU kernel takes four times as long as two matrix products.
         on_cpu = query.device.type == "cpu"
         products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and on_cpu
@@ -371,26 +377,13 @@ def _attend(
     layer: Any = module.layer_idx
     ask = Ask(layer, scaling, sliding_window, bool(plan.shared))
     attended = [part.attend(query, key, value, ask) for part in plan.parts]
-    found, sums = (_in_order(each, plan.order) for each in zip(*attended, strict=True))
+    found, sums = (in_order(each, plan.order) for each in zip(*attended, strict=True))
     for each in plan.shared:
         assert found is not None
         assert sums is not None
         found, sums = each.join(query, found, sums, ask)
     assert found is not None
     return found[None], None
-
-
-def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
-    """Concatenate the results of the parts along their tokens, in the order of the batch.
-
-    Args:
-        parts: Result of each attention call [tokens of the call, ...]; all None if the calls have no such result.
-        order: `_Plan.order`.
-    """
-    if parts[0] is None:
-        return None
-    whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
-    return whole if order is None else whole.index_select(0, order)
 
 
 AttentionInterface.register(NAME, _attend)
