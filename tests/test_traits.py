@@ -26,7 +26,7 @@ _SCALA = "a name of Scala with a dollar sign, which Python's syntax does not all
 _BORDER = "an entry of a package before its members are checked, which may lack them"
 
 ALLOWED = {
-    "api/make_rows.py:make_rows": "an argument, which may be a row maker, its name or a section",
+    "api/row_making.py:make_rows": "an argument, which may be a row maker, its name or a section",
     "audit/dataset_audit.py:audit": _MODEL,
     "bounds.py:marks": "a type hint",
     "cli/__init__.py:main": "whatever ended the command",

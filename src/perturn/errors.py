@@ -90,6 +90,12 @@ class BudgetError(RunError):
     """The budget of a run is spent. All records are kept."""
 
 
+def type_name(kind: type[BaseException]) -> str:
+    """Return the name of an exception's type, with its module if another error of this module has the name."""
+    own = globals().get(kind.__name__, kind)
+    return kind.__name__ if own is kind else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the known word that is most similar to a word; None if no known word is similar enough.
 

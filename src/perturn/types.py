@@ -156,12 +156,12 @@ def failed(trajectory: Trajectory) -> bool:
 
 def unjudged(trajectory: Trajectory) -> bool:
     """Return whether an episode was played to its end, but FAILED because a judge gave no rating."""
-    return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
+    return failed(trajectory) and _has_error(trajectory, JudgeFailure)
 
 
 def filled_context(trajectory: Trajectory) -> bool:
     """Return whether an episode was truncated because the model's context had no room for another answer."""
-    return trajectory.truncated and (trajectory.error or "").startswith(ContextFull.__name__)
+    return trajectory.truncated and not failed(trajectory) and _has_error(trajectory, ContextFull)
 
 
 def unfinished(trajectory: Trajectory) -> bool:
@@ -176,7 +176,12 @@ def came_back(trajectory: Trajectory) -> bool:
 
 def came_elsewhere(trajectory: Trajectory) -> bool:
     """Return whether the environment failed to restore the state from which the episode was to resume."""
-    return failed(trajectory) and (trajectory.error or "").startswith(NotComeBack.__name__)
+    return failed(trajectory) and _has_error(trajectory, NotComeBack)
+
+
+def _has_error(trajectory: Trajectory, kind: type[Exception]) -> bool:
+    """Return whether the error of an episode names this type, as `Type: text`."""
+    return (trajectory.error or "").partition(":")[0] == kind.__name__
 
 
 def score(trajectory: Trajectory) -> float:

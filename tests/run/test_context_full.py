@@ -1,12 +1,16 @@
 """Episodes that fill the model's context: truncated there as at the turn limit, scored, counted, and trained on."""
 
+from dataclasses import replace
+
 import pytest
 
 import perturn
 from perturn.data.episode_outcomes import outcomes
+from perturn.data.origins import ending_at
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job, episode
-from perturn.errors import ContextFull, EngineFailure, NotComeBack
+from perturn.errors import ContextFull, EngineFailure, JudgeFailure, NotComeBack, WorldLost
+from perturn.io.plain_data import named_error
 from perturn.report.episode_view import body
 from perturn.run.failure_limits import Failures
 from perturn.types import (
@@ -16,9 +20,11 @@ from perturn.types import (
     Sampling,
     Status,
     Task,
+    came_elsewhere,
     failed,
     filled_context,
     score,
+    unjudged,
 )
 
 PLAIN = EpisodeProtocol("p", format="plain", max_turns=10)
@@ -83,11 +89,55 @@ def test_the_report_says_what_the_error_did():
     """A full context truncates the episode; another failure fails it."""
     errors = [ContextFull("full"), EngineFailure("broken")]
     found = [play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), error) for error in errors]
+    found.append(replace(found[0], truncated=False, terminated=True))
 
     assert [body(one, 0, {})["error"] for one in found] == [
         "Truncated: ContextFull: full",
         "FAILED: EngineFailure: broken",
+        "Error: ContextFull: full",
     ]
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [{"status": Status.FAILED}, {"truncated": False}, {"error": "ContextFuller: full"}, {"error": None}],
+)
+def test_other_episodes_filled_no_context(differs):
+    """An imported episode can have failed, with any error."""
+    full = play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), ContextFull("full"))
+
+    assert not filled_context(replace(full, **differs))
+
+
+@pytest.mark.parametrize("own", [ContextFull, JudgeFailure, NotComeBack, WorldLost])
+def test_an_environments_exception_is_none_of_ours(own):
+    """The name of one of ours decides what becomes of an episode, so another type of this name gets its module."""
+    theirs = type(own.__name__, (Exception,), {"__module__": "my_env"})
+
+    class Broken(Steps):
+        def step(self, action):
+            raise theirs("x")
+
+    steps = episode(Broken(), Job(Task("a"), 0), protocol=PLAIN)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(Action("go"))
+    found = end.value.value
+
+    assert (found.status, found.error) == (Status.FAILED, f"my_env.{own.__name__}: x")
+    assert named_error(own("x")) == f"{own.__name__}: x"
+    assert [unjudged(found), came_elsewhere(found), filled_context(found)] == [False] * 3
+
+
+def test_the_beginning_of_an_episode_filled_no_context():
+    """The error truncated the whole episode; a FAILED episode stays one, with its error."""
+    full, broken = (
+        play(episode(Steps(), Job(Task("a"), 0), protocol=PLAIN), error)
+        for error in (ContextFull("full"), EngineFailure("broken"))
+    )
+
+    assert (ending_at(full, 1).error, ending_at(broken, 1).error) == (None, "EngineFailure: broken")
+    assert ending_at(full, 2) is full
 
 
 def test_another_failure_of_the_engine_is_none():
@@ -116,6 +166,7 @@ def test_an_episode_that_went_on_has_turns_and_a_branch_must_have_one_of_its_own
 
     assert found.status is status
     assert len(found.turns) == 1
+    assert ("let the branch begin at an earlier turn" in found.error) == failed(found)
 
 
 def test_the_local_engine_cuts_at_the_context(small, tokenizer, caplog):

@@ -123,6 +123,18 @@ def test_what_goes_on_has_no_outcome_yet(of):
     assert counts["judged"] == (of == "turn")
 
 
+def test_an_unjudged_episode_keeps_the_error_that_truncated_it():
+    """A judge that is back finds the episode as it was played."""
+    full = replace(EPISODE, terminated=False, truncated=True, error="ContextFull: 9 tokens\nand more")
+    (found,), _ = rated([full], lambda text, seed: EngineFailure("no\nanswer"))
+
+    assert unjudged(found)
+    assert (
+        found.error == "JudgeFailure: the judge gave no judgment: no answer\nContextFull: 9 tokens\nand more"
+    )
+    assert own_rewards(found) == full
+
+
 def test_an_unjudged_episode_that_goes_on_goes_on():
     begun = played(turn("a"), status=Status.UNFINISHED, terminated=False)
     (found,), _ = rated([begun], lambda text, seed: EngineFailure("no"), of="turn")

@@ -3,6 +3,7 @@
 import inspect
 import json
 import socket
+import time
 
 import httpx2 as httpx
 import pytest
@@ -11,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from perturn.errors import ConfigError, ContextFull, EngineFailure, ModelError
 from perturn.serve import Endpoint, ServeSettings
 from perturn.serve.protocols.chat import RESERVED
+from perturn.types import Status
+from support.endpoint_calls import recorded
 from support.scripted import Scripted, action
 
 CHAT, ANTHROPIC, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -143,6 +146,32 @@ def test_what_an_engine_cannot_answer(endpoint, engine, failure, status, code):
     assert (found.status_code, found.json()["error"]["code"]) == (status, code)
     assert stream.status_code == status
     assert endpoint.summary("fails")["turns"] == 0
+
+
+def test_what_cut_a_session_is_recorded(tmp_path):
+    """A full context, after an answer or before the first; max_turns, also after a request that was too long."""
+    limits = ServeSettings(max_turns=2, idle_seconds=60)
+    engine = Scripted(lambda prompt: ContextFull("no room") if len(prompt.turns) else "ok")
+    with Endpoint(engine, limits, record=tmp_path) as endpoint:
+        for name in ("full", "turns"):
+            assert send(endpoint, f"/s/{name}{CHAT}", GOOD).status_code == 200
+            more = GOOD | {"messages": [*SAID, {"role": "assistant", "content": "ok"}, *SAID]}
+            assert send(endpoint, f"/s/{name}{CHAT}", more).status_code == 400
+        assert send(endpoint, f"/s/turns{CHAT}", more | {"n": 2}).status_code == 409
+        engine.answer = lambda prompt: ContextFull("no room")
+        assert send(endpoint, f"/s/first{CHAT}", GOOD).status_code == 400
+        sessions = endpoint._sessions._sessions
+        endpoint._run(lambda: [setattr(each, "touched", -100.0) for each in sessions.values()])
+        until = time.monotonic() + 60
+        while endpoint.counts().get("cut", 0) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+
+    found = {each.task.id: (each.status, each.error) for each in recorded(tmp_path)}
+    assert found == {
+        "full": (Status.COMPLETED, "ContextFull: no room"),
+        "turns": (Status.COMPLETED, None),
+        "first": (Status.FAILED, "ContextFull: no room"),
+    }
 
 
 def test_an_engine_that_raises_fails_its_requests_alone(endpoint, engine):

@@ -5,7 +5,7 @@ folder.
 """
 
 from perturn.api.collect_and_evaluate import Score, collect, evaluate
-from perturn.api.make_rows import make_rows
+from perturn.api.row_making import make_rows
 from perturn.api.trainer import Trainer, train
 from perturn.api.weighing import weigh
 

@@ -27,10 +27,14 @@ def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
 
 
 def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
-    """Return a trajectory cut to at most `turns` turns. Its total reward stays the reward of the whole episode."""
+    """Return a trajectory cut to at most `turns` turns. Its total reward stays the reward of the whole episode.
+
+    The error that truncated the whole episode is left out; a FAILED episode keeps its error.
+    """
     if len(trajectory.turns) <= turns:
         return trajectory
-    return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True)
+    error = trajectory.error if failed(trajectory) else None
+    return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True, error=error)
 
 
 def branches_of(

@@ -166,8 +166,10 @@ def _failed(record: Trajectory, error: BaseException) -> Trajectory:
     why = named_error(error)
     if isinstance(error, ContextFull):
         why += (
-            " No turn was played, since the first prompt alone fills the context: shorten the task's text, the system "
-            "text or the worked example."
+            " No turn was played after the kept turns, which fill the context: let the branch begin at an earlier turn."
+            if record.taken_over
+            else " No turn was played, since the first prompt alone fills the context: shorten the task's text, the "
+            "system text or the worked example."
         )
     return replace(record, status=Status.FAILED, error=why)
 

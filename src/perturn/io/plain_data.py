@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import reprlib
 
+from perturn.errors import type_name
+
 DEEPEST = 100
 """Largest depth of nested lists and objects. Readers and writers of JSON, and templates, fail at some hundreds."""
 _BITS = 1024
@@ -105,8 +107,12 @@ def error_text(error: BaseException) -> str:
 
 
 def named_error(error: BaseException) -> str:
-    """Return the type and the text of an exception, such as `ValueError: not a number`."""
-    return f"{type(error).__name__}: {error_text(error)}"
+    """Return the type and the text of an exception, such as `ValueError: not a number`.
+
+    The name of one of this library's errors says what ended an episode. Another type of the same name is named with its
+    module, such as `my_env.JudgeFailure`.
+    """
+    return f"{type_name(type(error))}: {error_text(error)}"
 
 
 def short(text: str, length: int = 80) -> str:

@@ -38,7 +38,7 @@ def own_confidence(turn: Turn) -> float | None:
 
 def _ended_by(trajectory: Trajectory) -> str:
     """Return what the error of an episode did to it, and the error; empty without an error."""
-    outcome = "FAILED" if failed(trajectory) else "Truncated"
+    outcome = "FAILED" if failed(trajectory) else "Truncated" if trajectory.truncated else "Error"
     return f"{outcome}: {trajectory.error}" if trajectory.error else ""
 
 

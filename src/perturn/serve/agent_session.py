@@ -135,7 +135,6 @@ class Session:
             )
             self._busy.add(prompts[-1].conversation)
         self.in_flight += ask.n
-        self.full_context = None
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
@@ -211,8 +210,9 @@ class Session:
             turns[-1] = replace(turns[-1], reward=turns[-1].reward + self.reward)
         total = sum(turn.reward for turn in turns)
         success = self.reward >= 1 if self.success is None else self.success
-        if outcome.get("truncated"):
+        if outcome.get("truncated") and self.full_context:
             outcome["error"] = self.full_context
+            outcome |= {} if turns else {"status": Status.FAILED}
         return Trajectory(
             task=self.task,
             turns=tuple(turns),

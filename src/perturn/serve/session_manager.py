@@ -216,6 +216,7 @@ class SessionManager:
         Raises:
             Refusal: If the request cannot be answered.
         """
+        session.full_context = None  # only the newest request counts
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
@@ -227,7 +228,8 @@ class SessionManager:
             actions = await self._answering.sampled(prompts, sampling)
             answers = tuple(read_action(action, ask) for action in actions)
         except PerturnError as error:
-            session.full_context = named_error(error) if isinstance(error, ContextFull) else None
+            if isinstance(error, ContextFull):
+                session.full_context = named_error(error)
             raise refused(error) from None
         finally:
             session.end(prompts)
@@ -254,12 +256,7 @@ class SessionManager:
     # End a session.
 
     async def finish(
-        self,
-        session: Session,
-        how: str,
-        *,
-        truncated: bool = False,
-        error: str | None = None,
+        self, session: Session, how: str, *, truncated: bool = False, error: str | None = None
     ) -> Trajectory:
         """End a session, compute its reward, and record it unless a caller in this process opened it.
 

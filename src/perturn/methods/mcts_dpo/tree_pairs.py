@@ -113,4 +113,5 @@ def _ended(step: Node) -> Trajectory:
         success=False,
         terminated=False,
         truncated=True,
+        error=None,
     )

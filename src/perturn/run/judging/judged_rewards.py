@@ -99,9 +99,7 @@ def rate(
         unrated = next((each for each in judgments if not each.ratings), None)
         if unrated is not None:
             counts["unjudged"] += 1
-            found.append(
-                replace(one, status=Status.FAILED, error=f"{JudgeFailure.__name__}: {unrated.problems[0]}")
-            )
+            found.append(replace(one, status=Status.FAILED, error=_unrated(one, unrated)))
             continue
         counts["judged"] += bool(judgments)
         found.append(_rewarded(one, judgments, settings) if judgments else one)
@@ -112,9 +110,16 @@ def own_rewards(episode: Trajectory) -> Trajectory:
     """Return an episode with only the environment's rewards, and with its status before any judgment."""
     if unjudged(episode):
         over = episode.terminated or episode.truncated
-        episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=None)
+        own = (episode.error or "").partition("\n")[2] or None
+        episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=own)
     turns = tuple(replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns)
     return replace(episode, turns=turns, total_reward=sum(turn.reward for turn in turns))
+
+
+def _unrated(episode: Trajectory, judgment: Judgment) -> str:
+    """Return the error of an episode without a rating: one line of the judge, then the episode's own error."""
+    lines = f"{JudgeFailure.__name__}: {' '.join(judgment.problems[0].split())}", episode.error
+    return "\n".join(filter(None, lines))
 
 
 def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
