@@ -126,7 +126,7 @@ def _print(found: Mapping[str, Any]) -> None:
         title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
         results.print(_table(title, of_turns, found))
     if of_training:
-        title = "policy gradient of each credit compared with that of A; cost: model passes per episode"
+        title = "policy gradient of each credit compared with A's; cost: model passes per episode"
         results.print(_table(title, of_training, found, cost=True))
     for name, row in found["credits"].items():
         for figure, why in row.get("withheld", {}).items():

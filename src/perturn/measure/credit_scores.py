@@ -225,7 +225,9 @@ def variance(turns: Measured, credit: Floats) -> Estimate | None:
 
     clusters: list[Hashable] = clusters_of(turns).tolist()
     found = jackknife(logarithm, clusters) if clusters else None
-    return found and Estimate(*map(_exponential, (found.mean, found.low, found.high)), found.n)
+    if found is None:
+        return None
+    return Estimate(_exponential(found.mean), _exponential(found.low), _exponential(found.high), found.n)
 
 
 def _exponential(value: float) -> float:

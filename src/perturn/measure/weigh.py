@@ -34,7 +34,7 @@ class Weighed:
     """Whether the weights were signed by outcome. Some credits, such as the credits of pairs, give only weights >= 0.
     Their weights are negated in episodes that did not solve the task, as on the rejected side of a pair."""
     unbiased: bool
-    """Whether the expected gradient of the weights is that of the measured advantages: the credit is unbiased, without
+    """Whether the weights and the measured advantages have the same expected gradient: the credit is unbiased, without
     a discount, and for the rewards of the environment."""
     cost: float
     """Cost in passes over the tokens of an episode: one to play it, plus passes for quantities, plus branches by their
