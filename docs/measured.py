@@ -27,7 +27,7 @@ _LEARNING = re.compile(r"<!-- predicts (\S+) -->.*?<!-- end -->", re.DOTALL)
 _AGREEMENT = re.compile(r"<!-- agree (\S+) (\S+) -->.*?<!-- end -->", re.DOTALL)
 _BLOCK = re.compile(r"<!-- measure (\S+) -->.*?<!-- end -->", re.DOTALL)
 _SENTENCE = re.compile(
-    r"On \S+, (?P<name>.+?) (?P<claim>(?:finds|tells|ranks|needs|points) .+) \(\w+ (?P<number>.+)\)\."
+    r"On \S+, (?P<name>.+?) (?P<claim>(?:finds|tells|ranks|points) .+) \(\w+ (?P<number>.+)\)\."
 )
 DRAWN, NULL = "lost_auc", 0.5
 """Score with a forest plot, and what a credit has that knows nothing."""

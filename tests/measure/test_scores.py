@@ -5,14 +5,7 @@ import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
 from perturn.measure.conclusions import sentences, unscored
-from perturn.measure.credit_scores import (
-    by_third,
-    clusters_of,
-    estimate,
-    scores_of,
-    variance,
-    within_bounds,
-)
+from perturn.measure.credit_scores import by_third, clusters_of, estimate, scores_of, within_bounds
 from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9
@@ -63,31 +56,6 @@ def test_the_true_advantage_scores_fully_once_noise_is_corrected():
     assert holds(found["error_after_scaling"], 0)
     assert found["loss_found"].mean > 0.9
     assert {each.n for each in found.values()} == {TASKS}
-
-
-def test_the_variance_is_in_multiples_of_the_true_advantages():
-    """Returns have the advantage and noise of five times its variance; the measured advantage has what was added."""
-    turns, true = made()
-    returns = true + np.random.default_rng(5).normal(0, true.std() * np.sqrt(5), len(true))
-
-    assert holds(variance(turns, true), 1)
-    assert variance(turns, true).mean == pytest.approx(1, abs=0.2)
-    assert holds(variance(turns, returns), 6)
-    assert variance(turns, returns).mean == pytest.approx(6, abs=1)
-    assert holds(variance(turns, turns.advantage), 1 + 0.2**2 / true.var())
-    assert variance(turns, np.zeros(len(true))) is None
-
-
-def test_a_variance_above_1_is_said():
-    """Only where the interval allows it."""
-    rows = [{"variance": each} for each in ([12, 6, 24], [2, 0.9, 4], [2, 1.1, None], None)]
-
-    assert [sentences("rloo", row, "e") for row in rows] == [
-        ["On e, rloo needs more episodes than exact advantages would (times 12.00 [6.00, 24.00])."],
-        [],
-        [],
-        [],
-    ]
 
 
 def test_a_random_credit_is_at_chance():

@@ -56,25 +56,6 @@ def test_a_run_is_measured_and_measured_again(run, monkeypatch):
     assert json.loads(RunPaths(run).measured().read_text()) == again
 
 
-def test_unbiased_weights_of_the_environments_returns_have_a_variance(run, monkeypatch):
-    """A discount or a penalty changes the return; `gigpo` is biased."""
-    monkeypatch.chdir(run.parents[1])
-    paths, recipe = RunPaths(run), resolve_recipe(run)
-    stage = explored_stages(paths, recipe)[-1]
-    explored = list(read_trajectories(paths.trajectories(stage.name)))
-
-    def is_unbiased(**credit):
-        name = credit["name"]
-        return weigh(paths, replace(recipe, credit=credit), stage, [name], explored)[0][name].unbiased
-
-    assert is_unbiased(name="rloo")
-    assert is_unbiased(name="anchor-rloo")
-    assert not is_unbiased(name="anchor-rloo", gamma=0.9)
-    assert not is_unbiased(name="rloo", returns={"invalid_penalty": 0.1})
-    assert not is_unbiased(name="gigpo")
-    assert not is_unbiased(name="uniform")
-
-
 @pytest.mark.slow
 def test_credits_that_cannot_weigh_a_run_are_left_out_with_a_reason(run, monkeypatch):
     monkeypatch.chdir(run.parents[1])

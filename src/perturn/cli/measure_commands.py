@@ -106,28 +106,26 @@ def _print(found: Mapping[str, Any]) -> None:
         soft_wrap=True,
     )
     headings = locate("perturn.report.score_headings:HEADINGS")
-    of_turns, of_training = (
+    of_turns, of_gradients = (
         {
             key: name
             for key, name in locate(f"perturn.report.score_headings:{table}").items()
             if key not in LEFT_OUT
         }
-        for table in ("OF_TURNS", "OF_TRAINING")
+        for table in ("OF_TURNS", "OF_GRADIENTS")
     )
-    of_training = {
-        key: name
-        for key, name in of_training.items()
-        if any(row.get(key) for row in found["credits"].values())
-    }
     unscored = locate("perturn.measure.conclusions:unscored")
+    has_gradients = any(row.get(key) for row in found["credits"].values() for key in of_gradients)
     if why := unscored(found["credits"].values(), of_turns):
         results.print(why, soft_wrap=True)
     else:
         title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
         results.print(_table(title, of_turns, found))
-    if of_training:
-        title = "policy gradient of each credit compared with A's; cost: model passes per episode"
-        results.print(_table(title, of_training, found, cost=True))
+    if has_gradients:
+        title = (
+            "policy gradient of each credit compared with the gradient of A; cost: model passes per episode"
+        )
+        results.print(_table(title, of_gradients, found, cost=True))
     for name, row in found["credits"].items():
         for figure, why in row.get("withheld", {}).items():
             results.print(f"{name} has no {headings[figure]}: {why}", markup=False, soft_wrap=True)

@@ -48,8 +48,6 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"tells turns that gain from turns that lose {claim}"
     if _is_below_zero(correlation):
         yield f"ranks the turns of an episode against their advantage (correlation {_said(correlation)})"
-    if (share := row.get("variance")) and None not in share and share[1] > 1:
-        yield f"needs more episodes than exact advantages would (times {_said(share)})"
     if _is_below_zero(cosine):
         yield f"points its expected gradient away from the true one (cosine {_said(cosine)})"
 

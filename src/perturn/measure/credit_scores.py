@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from math import exp, inf, isinf, log, sqrt
+from math import isinf, sqrt
 
 import numpy as np
 
-from perturn.measure.advantages import Flags, Floats, Ids, Measured
+from perturn.measure.advantages import Floats, Ids, Measured
 from perturn.stats import Estimate, jackknife
 
 Score = Callable[[Measured, Floats], float | None]
@@ -29,8 +29,6 @@ THIRDS = ("early", "middle", "late")
 FEWEST_TASKS = 5
 """Number of tasks below which intervals are clustered by episode instead of by task."""
 _ROUNDING = 1e-12
-_LARGEST_LOGARITHM = 700.0
-"""Logarithm above which a ratio counts as infinite."""
 
 
 def correlation(turns: Measured, credit: Floats) -> float | None:
@@ -199,39 +197,6 @@ def within_bounds(found: Estimate) -> Estimate:
     if isinf(low):
         return replace(found, mean=mean)
     return replace(found, mean=mean, low=max(0.0, low), high=min(1.0, high))
-
-
-def variance(turns: Measured, credit: Floats) -> Estimate | None:
-    """Return the mean square of an unbiased credit, in multiples of the mean square of the true advantage.
-
-        sum c^2 / mean sum A1 A2
-
-    An unbiased credit has the same expected gradient as the true advantage. The noise of this gradient is the sum of
-    the squares of the turns' weights, each times the squared length of the turn's gradient. So one episode with the
-    true advantage is worth this number of episodes with the credit, if the length does not depend on the weight. No
-    unbiased credit is below 1, since the advantage is its mean over all continuations of a turn.
-
-    Source: Perturn. The products of gradients of different turns are left out, since their expected value is small.
-
-    Returns:
-        The ratio with its 95 % interval, from a jackknife of its logarithm; None if the advantages vary no more than
-        their noise.
-    """
-
-    def logarithm(keep: Flags) -> float | None:
-        square = float((turns.halves[0] * turns.halves[1])[:, keep].sum(1).mean())
-        own = float((credit[keep] ** 2).sum())
-        return log(own / square) if min(own, square) > 0 else None
-
-    clusters: list[Hashable] = clusters_of(turns).tolist()
-    found = jackknife(logarithm, clusters) if clusters else None
-    if found is None:
-        return None
-    return Estimate(_exponential(found.mean), _exponential(found.low), _exponential(found.high), found.n)
-
-
-def _exponential(value: float) -> float:
-    return exp(value) if value < _LARGEST_LOGARITHM else inf
 
 
 def scores_of(turns: Measured, credit: Floats) -> dict[str, Estimate | None]:

@@ -25,7 +25,7 @@ from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
 from perturn.measure.conclusions import sentences
-from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of, variance
+from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.forecast import Forecast, forecast
 from perturn.measure.gradients import ACROSS, ProjectedGradients, figures_of
 from perturn.measure.play_points import play_points, rules
@@ -239,7 +239,6 @@ def _rows(
         row: dict[str, Any] = {"settings": dict(one.section), "by_outcome": one.by_outcome, "cost": one.cost}
         row |= _plain(scores_of(turns, credit))
         row["by_third"] = {third: _plain(own) for third, own in by_third(turns, credit).items()}
-        row |= _plain({"variance": variance(turns, credit) if one.unbiased else None})
         if gradients is not None:
             row |= _plain(figures_of(turns, credit, gradients))
         found[name] = row
@@ -247,7 +246,7 @@ def _rows(
         length = sum(len(one.turns) for one in chosen)
         cost = 1 + sum(one.turns for one in played) / length
         own = _plain(figures_of(turns, turns.advantage, gradients))
-        own |= dict.fromkeys(WITHHELD) | _plain({"variance": variance(turns, turns.advantage)})
+        own |= dict.fromkeys(WITHHELD)
         found[MEASURED] = {
             "settings": {},
             "by_outcome": False,

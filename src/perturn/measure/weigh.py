@@ -33,9 +33,6 @@ class Weighed:
     by_outcome: bool
     """Whether the weights were signed by outcome. Some credits, such as the credits of pairs, give only weights >= 0.
     Their weights are negated in episodes that did not solve the task, as on the rejected side of a pair."""
-    unbiased: bool
-    """Whether the weights and the measured advantages have the same expected gradient: the credit is unbiased, without
-    a discount, and for the rewards of the environment."""
     cost: float
     """Cost in passes over the tokens of an episode: one to play it, plus passes for quantities, plus branches by their
     turns."""
@@ -110,10 +107,7 @@ def _weighed(
     by_outcome = not credit.traits.needs_group and all((own >= 0).all() for own in weights.values())
     if by_outcome:
         weights = {key: own if solved[key] else -own for key, own in weights.items()}
-    traits = credit.traits
-    unbiased = traits.unbiased and traits.discount == 1 and not by_outcome and not section.get("returns")
-    cost = _cost(credit, episodes, explored, paths, recipe, stage)
-    return Weighed(section, weights, by_outcome, unbiased, cost)
+    return Weighed(section, weights, by_outcome, _cost(credit, episodes, explored, paths, recipe, stage))
 
 
 def _cost(

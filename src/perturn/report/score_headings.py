@@ -16,6 +16,4 @@ OF_GRADIENTS = {
     "step_cosine": "step cosine",
 }
 """Headings of the scores of a credit's policy gradient."""
-OF_TRAINING = {"variance": "variance", **OF_GRADIENTS}
-"""Headings of what training would feel: the variance of an unbiased credit, and the scores of gradients."""
-HEADINGS = OF_TURNS | OF_TRAINING
+HEADINGS = OF_TURNS | OF_GRADIENTS
