@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from perturn.cli import main
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.errors import DataError
-from perturn.estimate import machine_speed
+from perturn.estimate import episode_lengths, machine_speed
 from perturn.estimate.dry_run import Plan, Planned, make_plan, print_plan
 from perturn.run.execute import open_run, run_stages
 
@@ -160,7 +161,8 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
 
 @pytest.fixture
 def same_machine(monkeypatch):
-    """The machine is measured once, so that other work on it cannot make one of two plans longer."""
+    """The machine is measured once, and episodes take no time: other work cannot make one of two plans longer."""
+    monkeypatch.setattr(episode_lengths, "time", SimpleNamespace(monotonic=lambda: 0.0))
     for name in ("measure_machine", "measure_passes"):
         monkeypatch.setattr(machine_speed, name, cached_once(getattr(machine_speed, name)))
 
