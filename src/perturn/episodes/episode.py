@@ -68,6 +68,13 @@ def episode(
         playing: Any = env
         whole: Trajectory = yield from playing.play(job, protocol, policy, abilities)
         return whole
+    return (yield from _turn_by_turn(env, job, protocol, policy, user_said))
+
+
+def _turn_by_turn(
+    env: Environment, job: Job, protocol: EpisodeProtocol, policy: str, user_said: Sequence[Sequence[str]]
+) -> Episode:
+    """Play one episode in an environment that answers one action at a time; see `episode`."""
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]
