@@ -12,10 +12,12 @@ from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
 from perturn.study.settings import read_study
 from perturn.study.study_display import summary_line
+from perturn.study.run_study import _write_study
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
 from perturn.study.tables.episode_table import EPISODES, read_episodes, write_episodes
 from perturn.study.tables.study_records import protocols_of
+from perturn.study.tables.verdicts import summarize
 from support.pretended import Pretended, PretendedCrew, states
 
 from .corridor import RECIPE, STUDY
@@ -92,6 +94,23 @@ def test_a_further_method_is_made_alone(left, done):
     _, begun = done("methods.dil={align.loss: {name: dil}}")
 
     assert {cell.method for cell in begun} == {"dil"}
+
+
+def test_a_shared_stage_that_another_machine_made_again_is_told(left, done, monkeypatch):
+    """The rows of two methods name unequal weights of the SFT that they share."""
+    _write_study(Files(left), read_study(left.parent / "study.yaml")[0])
+    said = "The stage sft of seed 0 was trained more than once, with other weights each time"
+
+    done("methods.dil={align.loss: {name: dil}}")
+    (same,) = summarize(left)["environments"].values()
+    monkeypatch.setattr(Pretended, "weights", "2" * 64)
+    done("methods.dil={align.loss: {name: dil}}", "methods.nat={align.loss: {name: nat}}")
+    (other,) = summarize(left)["environments"].values()
+
+    assert not any(said in note for note in same["notes"])
+    assert [note.rpartition(": ")[2] for note in other["notes"] if said in note] == [
+        "(sft, dpo, tlm-dre, dil) and (nat)."
+    ]
 
 
 def chosen(board, method="dpo"):

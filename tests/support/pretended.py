@@ -22,6 +22,8 @@ class Pretended:
     fails: bool
     began: float = field(default_factory=time.monotonic)
     has_ended = True
+    weights = "1" * 64
+    """Digest of the weights of each stage that it makes."""
 
     def error(self):
         """Return the error of the worker; None if it succeeded."""
@@ -34,7 +36,17 @@ class Pretended:
 
     def _write(self, folder, stages, policy):
         notes = {name: {"done": True, "seconds": 2.0, "peak_memory_gb": 1.0} for name in stages}
-        write_whole(folder / "manifest.json", json.dumps({"stages": notes}))
+        files = {
+            f"checkpoints/{name}/model.safetensors": {
+                "stage": name,
+                "bytes": 1,
+                "modified_ns": 1,
+                "sha256": self.weights,
+            }
+            for name in stages
+            if name in ("base", "sft")
+        }
+        write_whole(folder / "manifest.json", json.dumps({"stages": notes, "files": files}))
         best = self.cell.point.get("align.learning_rate", 0) > 0.005
         row = {"task": {"id": "t", "kind": "k"}, "success": best, "total_reward": float(best)}
         write_whole(folder / "evaluation" / f"{policy}.jsonl", json.dumps(row) + "\n")

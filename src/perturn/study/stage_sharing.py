@@ -113,6 +113,25 @@ class Sharing:
         """Return the digests of a cell's stages that no run has finished."""
         return set(self._identities[cell.folder].values()) - self._done
 
+    def weights(self, cell: Cell) -> dict[str, str]:
+        """Return digests of the weights that a cell's run has of the stages that it shares with other cells.
+
+        Returns:
+            SHA-256 digests, by the name of the stage and a digest of its settings. Equal keys with unequal values are
+            two trainings of one stage, on unequal hardware or versions.
+        """
+        manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
+        found = {}
+        for name, identity in self._identities[cell.folder].items():
+            sealed = sorted(
+                (file, one["sha256"])
+                for file, one in manifest.get("files", {}).items()
+                if one["stage"] == name and file.endswith(".safetensors")
+            )
+            if sealed and len(self._makers[identity]) > 1:
+                found[f"{name}-{identity[:8]}"] = hashlib.sha256(json.dumps(sealed).encode()).hexdigest()
+        return found
+
     def counts(self, cells: Collection[Cell]) -> tuple[int, int, int]:
         """Count the stages of all cells, the distinct stages to run, and the stages copied from other studies.
 
