@@ -239,6 +239,31 @@ def test_settings_that_go_with_a_seed_begin_again(plan):
     assert [cell.recipe.rows.threshold for cell in found.testing("e", "dpo", {})] == [0.1, 0.2, 0.1]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        ([4, 5], [2, 3]),
+        ([5], [3]),
+        ([3, 4, 5, 9, 8], [1, 2, 3, 1, 2]),
+        ([9, 5], [1, 3]),
+    ],
+)
+def test_a_seed_keeps_its_value_if_the_command_names_other_seeds(tmp_path, plan, seeds, expected):
+    """A seed that the file lacks follows its last one, and begins the values again."""
+    plan()
+    file = tmp_path / "study.yaml"
+    file.write_text(file.read_text() + "by_seed: {base.seed: [1, 2, 3]}\n")
+    study, _ = read_study(file, [f"seeds={seeds}", "tune=null", "sweep={}"])
+
+    assert study.by_seed == {"base.seed": expected}
+
+
+def test_values_and_seeds_that_the_command_names_go_together(plan):
+    found = plan("seeds=[5]", "by_seed={rows.threshold: [0.1, 0.2]}", "tune=null", "sweep={}")
+
+    assert found.study.by_seed == {"rows.threshold": [0.1, 0.2]}
+
+
 def test_environments_are_laid_below_methods(plan):
     """Each has cells of its own, whose runs carry its name."""
     found = plan(

@@ -10,9 +10,9 @@ from perturn.errors import ConfigError, RunError
 from perturn.io.atomic_write import write_whole
 from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
+from perturn.study.run_study import _write_study
 from perturn.study.settings import read_study
 from perturn.study.study_display import summary_line
-from perturn.study.run_study import _write_study
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
 from perturn.study.tables.episode_table import EPISODES, read_episodes, write_episodes

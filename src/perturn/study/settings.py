@@ -68,7 +68,7 @@ class Study:
     seeds: list[Annotated[int, SEED]] = field(default_factory=lambda: [0])
     by_seed: dict[str, list[Any]] = field(default_factory=dict)
     """Settings that change with the seed. The first seed gets the first value, and so on. If there are fewer values
-    than seeds, the values repeat."""
+    than seeds, the values repeat. A seed keeps its value if an override names other seeds."""
     environments: dict[str, Overlay] = field(default_factory=dict)
     """Name of each environment, with the recipe settings that it changes. If empty, the recipe's environment is
     used."""
@@ -188,9 +188,24 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: If the file is no mapping, or an override cannot be applied.
     """
     data = read_mapping(user_path(file, "study"), "study")
+    seeds, by_seed = data.get("seeds"), data.get("by_seed")
     apply_overrides(data, overrides)
+    if by_seed and data.get("by_seed") == by_seed and data.get("seeds") != seeds:
+        data["by_seed"] = _of_seeds(by_seed, seeds, data["seeds"])
     refuse_secrets(data)
     return data
+
+
+def _of_seeds(by_seed: Any, before: Any, seeds: Any) -> Any:
+    """Return `by_seed` for other seeds. Each seed of the file keeps its value, and other seeds follow the last one.
+
+    Settings of a wrong type are returned as they are; they are rejected later.
+    """
+    whole = isinstance(by_seed, Mapping) and all(isinstance(each, list) and each for each in by_seed.values())
+    if not whole or not isinstance(before, list) or not isinstance(seeds, list):
+        return by_seed
+    order = [*before, *(seed for seed in seeds if seed not in before)]
+    return {key: [each[order.index(seed) % len(each)] for seed in seeds] for key, each in by_seed.items()}
 
 
 def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]:
