@@ -36,6 +36,12 @@ def test_maxrl(scored):
         CREDITS["maxrl"]()(scored(1.0, -1.0))
 
 
+def test_maxrl_takes_a_score_below_zero_by_rounding_for_zero(scored):
+    """0.3 - 0.1 - 0.2 is -2.8e-17."""
+    assert 0.3 - 0.1 - 0.2 < 0
+    assert_weights(CREDITS["maxrl"]()(scored(1.0, 0.3 - 0.1 - 0.2)), [[1.0], [-1.0]], atol=3e-6)
+
+
 def test_rloo(scored):
     """1 - 0 and 0 - 1/2."""
     assert_weights(CREDITS["rloo"]()(scored(1.0, 0.0, 0.0)), [[1.0], [-0.5], [-0.5]])
@@ -183,6 +189,13 @@ def test_turn_gae_reads_the_first_token_of_a_turn_and_no_reward_is_a_boundary(ep
     assert_weights(
         CREDITS["turn-gae"]()(group, values=[[[0.5, 9.0], [0.25], [1.0, 9.0]]]), [[-0.5, -0.25, -1.0]]
     )
+
+
+def test_bi_level_gae_discounts_rewards_from_turn_to_turn():
+    """The discount inside a turn is none of the objective."""
+    credit = CREDITS["bi-level-gae"](gamma=0.9, high_level_gamma=0.95)
+
+    assert credit.traits.discount == 0.95
 
 
 def test_bi_level_gae(episode):

@@ -16,7 +16,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
-from perturn.methods.arpo.entropy_branches import EntropyBranches, uncertain_turns
+from perturn.methods.arpo.entropy_branches import EntropyBranches, expected_forks, uncertain_turns
 from perturn.methods.trace.mixed_branches import MixedBranches, mixed_turns
 from perturn.methods.trace.success_chance import Chances, Prospects, chances_of_folds, folds_of, prospects
 from perturn.quantities import Computed
@@ -92,6 +92,15 @@ def test_hand_worked_mixed_turns():
     found[0].own[2] = 0.7
     rivals[2][1] = 0.29
     assert mixed_turns(episodes, found, MixedBranches(), seed=0)[0] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("forks", "turns", "expected"),
+    [(1, 3, 0.75), (2, 3, 1.0), (1, 1, 0.0), (1, 0, 0.0), (9, 5, 2.0), (1, 2.5, 0.625)],
+)
+def test_the_expected_forks_of_an_episode(forks, turns, expected):
+    """Chance 0.5: of two later turns at least one is chosen in three of four episodes."""
+    assert expected_forks(forks, 0.5, turns) == pytest.approx(expected)
 
 
 def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():

@@ -58,7 +58,8 @@ class BiLevelGAE:
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
     Differs: one number per turn, the advantage of its first token. Only the value before this token is independent of
-    the action. `high_level_gamma` is 0.95 in RAGEN and 1 here, since a smaller value discounts the objective. See also
+    the action. `high_level_gamma` is 0.95 in RAGEN and 1 here, since a smaller value discounts the objective. RAGEN's
+    code then whitens the advantages over all tokens of the batch; here they stay as they are. See also
     `bi_level_advantages`.
     """
 
@@ -88,7 +89,7 @@ class BiLevelGAE:
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
         unbiased = self.gamma == self.lam == self.high_level_gamma == 1
-        return CreditTraits(unbiased=unbiased, discount=self.gamma)
+        return CreditTraits(unbiased=unbiased, discount=self.high_level_gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the regression target of V at each token of each turn `[trajectories][turns][tokens]`.

@@ -55,8 +55,10 @@ class TurnGAE:
 
     Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. For
     episodes that resume: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: nothing. The baseline is V at the first token of a turn, which depends on the state and not on the action;
-    V at the last token depends on the action. Turns are delimited by their tokens, never by rewards.
+    Differs: VAGEN's code then whitens the advantages over all tokens of the batch. Here the advantages stay as they
+    are, since whitening biases the gradient. The baseline is V at the first token of a turn, which depends on the state
+    and not on the action; V at the last token depends on the action. Turns are delimited by their tokens, never by
+    rewards.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0

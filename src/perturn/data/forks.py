@@ -18,8 +18,8 @@ class Forks:
     turns: tuple[int, ...]
     """Indices of the branching turns, in order."""
     seen: tuple[float, ...]
-    """Value of each turn of the episode, by which turns were chosen [turns]: entropy in nats, or predicted probability
-    of success."""
+    """Value of each turn of the episode, by which turns were chosen [turns]: entropy over its largest possible value,
+    from 0 to 1, or predicted probability of success."""
 
     @property
     def key(self) -> tuple[str, int]:

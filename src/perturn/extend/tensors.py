@@ -51,6 +51,7 @@ from perturn.credit.rloo import RLOO
 from perturn.credit.single_turn import Confidence, Discount, Uniform, weigh_group
 from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import Lengths, TokenValues, token_values
+from perturn.group import ROUNDING
 from perturn.losses import LOSSES, Loss, LossTraits, TurnLogprobs
 from perturn.losses.ppo_clip import AGGREGATES, PPOClip
 from perturn.losses.token_inputs import Chunk, TokenInput, TokenInputTraits
@@ -75,6 +76,7 @@ __all__ = [
     "PLAYED",
     "REDUCTIONS",
     "RLOO",
+    "ROUNDING",
     "SCORES",
     "SINGLETONS",
     "STATISTICS",

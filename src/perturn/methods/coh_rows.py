@@ -24,7 +24,8 @@ class CohRows(SuffixRows):
     """Successes, and failures followed by a success of their task; a text says whether each episode succeeds.
 
     A failure and the success after it form one conversation. The success is the expert's episode, or else the policy's
-    first success. A failure is a row alone if its task has no success, or if both episodes exceed the length limit.
+    first success. A failure is a row alone if its task has no success, if the success is not one linear text, or if
+    both episodes exceed the length limit.
 
     Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
     stand in one sequence, each after a feedback text, and the loss is on all outputs and not on the feedback. At

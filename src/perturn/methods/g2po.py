@@ -36,7 +36,8 @@ class G2PO(GroupCredit):
     Source: G2PO, the authors' `core_g2po.py`.
     Differs: the environment decides what a success is. The code requires a score of exactly 10, so with another scale
     of rewards a success counts as a failure. Statistics of A_E run over trajectories; the code's default is `steps`.
-    States are equal by `state_key`; a turn without a state key is a state of its own.
+    The source's penalty of 0.1 goes with a success worth 10. If a success is worth 1, `invalid_penalty: 0.01` has the
+    same effect. States are equal by `state_key`; a turn without a state key is a state of its own.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95

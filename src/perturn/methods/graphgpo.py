@@ -35,9 +35,12 @@ class GraphGPO(GroupCredit):
     1e-6), with the sample standard deviation over trajectories. S is the score minus the penalty of each invalid turn.
 
     Source: GraphGPO, as implemented in `graph_credit.py` of redai-infra/Relax.
-    Differs: the paper's Eq. 4 has the exponent d + cost. The cost is a constant factor, which standardization
-    removes. States are equal by `state_key`; a turn without a state key is a state of its own. A trajectory alone in
-    its group gets 0.
+    Differs: the paper's Eq. 4 has the exponent d + cost. The cost is a constant factor, which standardization removes
+    where the standard deviation is large against the 1e-6 in its divisor. As in Relax's code, this 1e-6 makes A_G
+    vanish far from a success: between next states with d = 8 and 9 it is 0.04, against 0.71 near a success. The
+    source's penalty of 0.1 goes with a success worth 10. If a success is worth 1, `invalid_penalty: 0.01` has the same
+    effect. States are equal by `state_key`; a turn without a state key is a state of its own. A trajectory alone in its
+    group gets 0.
     """
 
     omega: Annotated[float, Bound(above=0, below=1)] = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perturn.extend import Trajectory
-from perturn.extend.tensors import EPSILON, GroupCredit, Numbers, mean
+from perturn.extend.tensors import EPSILON, ROUNDING, GroupCredit, Numbers, mean
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,15 @@ class MaxRL(GroupCredit):
         A_it = (S_i - mean(S)) / (mean(S) + 1e-6),   S_i = sum_t r_it >= 0
 
     Source: SkyRL's estimator `maxrl` (`ppo_utils.py`). A rare success weighs more, as in the gradient of log p.
-    Differs: one number per turn. Negative scores are rejected, since the division could change the sign.
+    Differs: one number per turn. Negative scores are rejected, since the division could change the sign. A score that
+    is negative by rounding alone counts as 0.
     """
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]
-        if min(scores) < 0:
+        if min(scores) < -ROUNDING:
             raise ValueError(f"maxrl needs scores >= 0, got {min(scores)} for task {group[0].task.id!r:.80}.")
+        scores = [max(score, 0.0) for score in scores]
         centre = mean(scores)
         return [
             [(score - centre) / (centre + EPSILON)] * len(of_one)

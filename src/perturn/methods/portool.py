@@ -37,9 +37,9 @@ class PORTool(GroupCredit):
     A segment begins at the first turn or at a fork, and ends at the next fork or at the end. All turns of a segment
     have the same number. V is the value of a segment, or of the first segment of a tree
     (`perturn.credit.branch_forest`). R is the reward before the segment. All trees of a task count as children of one
-    fork before the first turn, so both parts are equal for first segments. m is the share of a segment. The share is 1
-    for the first segment, and each fork divides it by its number of children. The baselines of a segment contain no
-    episode that shares a turn with the segment.
+    fork before the first turn, so both parts are equal for first segments with the default settings. m is the share of
+    a segment. The share is 1 for the first segment, and each fork divides it by its number of children. The baselines
+    of a segment contain no episode that shares a turn with the segment.
 
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: all
     trajectories that share a step give it one reward, which depends on the outcomes that the step reaches.

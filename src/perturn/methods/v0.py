@@ -42,7 +42,7 @@ class V0(GroupCredit):
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
     """Weight of V_0 in the average with the scores of the task's other episodes, in episodes; >= 0. At 0 the credit
-    equals `rloo`. None: V_0 alone."""
+    equals `rloo` if the task has other episodes; an episode alone has b = V_0. None: V_0 alone."""
 
     @property
     def needs(self) -> Needs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import comb, fsum
 from typing import Annotated
 
 from perturn.extend import (
@@ -91,7 +91,26 @@ class EntropyBranches(ExploredBrancher):
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
         """Return the expected work if all turns have the entropy of the first turn."""
-        return self.expected(explored, min(self.forks, self.chance * (turns - 1)), turns)
+        return self.expected(explored, expected_forks(self.forks, self.chance, turns), turns)
+
+
+def expected_forks(forks: int, chance: float, turns: float) -> float:
+    """Return the expected number of branching turns of an episode, E[min(forks, X)] with X binomial.
+
+    Args:
+        forks: Maximum number of branching turns.
+        chance: Probability that a turn after the first is chosen, in [0, 1].
+        turns: Number of turns of the episode. Between two whole numbers, the result is interpolated.
+    """
+
+    def whole(later: int) -> float:
+        return fsum(
+            min(forks, count) * comb(later, count) * chance**count * (1 - chance) ** (later - count)
+            for count in range(later + 1)
+        )
+
+    below, rest = divmod(max(0.0, turns - 1), 1)
+    return (1 - rest) * whole(int(below)) + rest * whole(int(below) + 1)
 
 
 def uncertain_turns(

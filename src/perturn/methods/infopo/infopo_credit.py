@@ -71,7 +71,7 @@ class InfoPO(GroupCredit):
     Differs: gains are normalized over turns. The code divides each gain by the number of tokens of its turn first,
     and normalizes over tokens. The placeholder has a fixed length; the code repeats or cuts it to the length of the
     reply. `beta` does not decay over epochs. The code multiplies z by a factor that keeps its deviation at most 1; it
-    is left out, since z has this property. A trajectory alone in its group gets 0.
+    is left out, since z has this property with `normalize` std. A trajectory alone in its group gets 0.
     """
 
     beta: Annotated[float, Bound(least=0)] = 0.5
