@@ -96,11 +96,21 @@ def test_hand_worked_mixed_turns():
 
 @pytest.mark.parametrize(
     ("forks", "turns", "expected"),
-    [(1, 3, 0.75), (2, 3, 1.0), (1, 1, 0.0), (1, 0, 0.0), (9, 5, 2.0), (1, 2.5, 0.625)],
+    [
+        (1, 3, 0.75),
+        (2, 3, 1.0),
+        (1, 1, 0.0),
+        (1, 0, 0.0),
+        (9, 5, 2.0),
+        (1, 2.5, 0.625),
+        (600, 1040, 519.5),
+    ],
 )
 def test_the_expected_forks_of_an_episode(forks, turns, expected):
     """Chance 0.5: of two later turns at least one is chosen in three of four episodes."""
     assert expected_forks(forks, 0.5, turns) == pytest.approx(expected)
+    assert expected_forks(forks, 1.0, turns) == pytest.approx(min(forks, max(0, turns - 1)))
+    assert expected_forks(forks, 0.0, turns) == 0
 
 
 def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():

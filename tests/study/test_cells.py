@@ -246,6 +246,7 @@ def test_settings_that_go_with_a_seed_begin_again(plan):
         ([5], [3]),
         ([3, 4, 5, 9, 8], [1, 2, 3, 1, 2]),
         ([9, 5], [1, 3]),
+        (["5"], [3]),
     ],
 )
 def test_a_seed_keeps_its_value_if_the_command_names_other_seeds(tmp_path, plan, seeds, expected):
@@ -262,6 +263,16 @@ def test_values_and_seeds_that_the_command_names_go_together(plan):
     found = plan("seeds=[5]", "by_seed={rows.threshold: [0.1, 0.2]}", "tune=null", "sweep={}")
 
     assert found.study.by_seed == {"rows.threshold": [0.1, 0.2]}
+
+
+def test_a_file_without_seeds_has_seed_0(tmp_path, plan):
+    plan()
+    file = tmp_path / "study.yaml"
+    words = file.read_text().replace("seeds: [3, 4, 5]\n", "by_seed: {base.seed: [1, 2, 3]}\n")
+    file.write_text(words.replace("seeds: [3]}", "seeds: [0]}"))
+
+    assert read_study(file, ["seeds=[5, 0]"])[0].by_seed == {"base.seed": [2, 1]}
+    assert read_study(file)[0].by_seed == {"base.seed": [1, 2, 3]}
 
 
 def test_environments_are_laid_below_methods(plan):

@@ -97,20 +97,20 @@ def test_a_further_method_is_made_alone(left, done):
 
 
 def test_a_shared_stage_that_another_machine_made_again_is_told(left, done, monkeypatch):
-    """The rows of two methods name unequal weights of the SFT that they share."""
+    """The rows of the methods name unequal weights of the SFT that they share; only what is tested counts."""
     _write_study(Files(left), read_study(left.parent / "study.yaml")[0])
-    said = "The stage sft of seed 0 was trained more than once, with other weights each time"
+    said = "The stage sft was trained more than once, with other weights each time"
+    dil, nat = "methods.dil={align.loss: {name: dil}}", "methods.nat={align.loss: {name: nat}}"
 
-    done("methods.dil={align.loss: {name: dil}}")
+    done(dil)
     (same,) = summarize(left)["environments"].values()
     monkeypatch.setattr(Pretended, "weights", "2" * 64)
-    done("methods.dil={align.loss: {name: dil}}", "methods.nat={align.loss: {name: nat}}")
+    done(dil, nat, "seeds=[0]")
     (other,) = summarize(left)["environments"].values()
 
     assert not any(said in note for note in same["notes"])
-    assert [note.rpartition(": ")[2] for note in other["notes"] if said in note] == [
-        "(sft, dpo, tlm-dre, dil) and (nat)."
-    ]
+    (found,) = (note.rpartition(": ")[2] for note in other["notes"] if said in note)
+    assert found == "(sft seed 0, dpo seed 0, tlm-dre seed 0, dil seed 0) and (nat seed 0)."
 
 
 def chosen(board, method="dpo"):

@@ -188,10 +188,10 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: If the file is no mapping, or an override cannot be applied.
     """
     data = read_mapping(user_path(file, "study"), "study")
-    seeds, by_seed = data.get("seeds"), data.get("by_seed")
+    before = data.get("seeds", [0])
     apply_overrides(data, overrides)
-    if by_seed and data.get("by_seed") == by_seed and data.get("seeds") != seeds:
-        data["by_seed"] = _of_seeds(by_seed, seeds, data["seeds"])
+    if "by_seed" in data and not any(re.match(r"by_seed\b", each) for each in overrides):
+        data["by_seed"] = _of_seeds(data["by_seed"], before, data.get("seeds", before))
     refuse_secrets(data)
     return data
 
@@ -202,10 +202,11 @@ def _of_seeds(by_seed: Any, before: Any, seeds: Any) -> Any:
     Settings of a wrong type are returned as they are; they are rejected later.
     """
     whole = isinstance(by_seed, Mapping) and all(isinstance(each, list) and each for each in by_seed.values())
-    if not whole or not isinstance(before, list) or not isinstance(seeds, list):
+    if seeds == before or not whole or not isinstance(before, list) or not isinstance(seeds, list):
         return by_seed
-    order = [*before, *(seed for seed in seeds if seed not in before)]
-    return {key: [each[order.index(seed) % len(each)] for seed in seeds] for key, each in by_seed.items()}
+    named = list(map(str, seeds))
+    order = list(dict.fromkeys([*map(str, before), *named]))
+    return {key: [each[order.index(seed) % len(each)] for seed in named] for key, each in by_seed.items()}
 
 
 def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]:

@@ -114,11 +114,11 @@ class Sharing:
         return set(self._identities[cell.folder].values()) - self._done
 
     def weights(self, cell: Cell) -> dict[str, str]:
-        """Return digests of the weights that a cell's run has of the stages that it shares with other cells.
+        """Return digests of the weights that the stages of a cell's run have written.
 
         Returns:
             SHA-256 digests, by the name of the stage and a digest of its settings. Equal keys with unequal values are
-            two trainings of one stage, on unequal hardware or versions.
+            two trainings of one stage, for example on unequal hardware. Of iterations there are none.
         """
         manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
         found = {}
@@ -128,7 +128,7 @@ class Sharing:
                 for file, one in manifest.get("files", {}).items()
                 if one["stage"] == name and file.endswith(".safetensors")
             )
-            if sealed and len(self._makers[identity]) > 1:
+            if sealed:
                 found[f"{name}-{identity[:8]}"] = hashlib.sha256(json.dumps(sealed).encode()).hexdigest()
         return found
 

@@ -89,7 +89,7 @@ def _cell_row(board: Board, cell: Cell, task_list: TaskListName) -> dict[str, An
         "seconds": seconds(cell, task_list),
         "runs": list(runs_of(board.plan.study.folder, cell, task_list)),
         "makes_base": cell.recipe.base is not None,
-        "shared_weights": board.sharing.weights(cell),
+        "weights": board.sharing.weights(cell),
     }
 
 

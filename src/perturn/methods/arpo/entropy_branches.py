@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, fsum
+from math import exp, fsum, lgamma, log, log1p
 from typing import Annotated
 
 from perturn.extend import (
@@ -104,13 +104,19 @@ def expected_forks(forks: int, chance: float, turns: float) -> float:
     """
 
     def whole(later: int) -> float:
-        return fsum(
-            min(forks, count) * comb(later, count) * chance**count * (1 - chance) ** (later - count)
-            for count in range(later + 1)
-        )
+        if chance in (0, 1):
+            return min(forks, later * chance)
+        fewer = range(min(forks, later + 1))
+        return forks - fsum((forks - count) * _binomial(count, later, chance) for count in fewer)
 
     below, rest = divmod(max(0.0, turns - 1), 1)
     return (1 - rest) * whole(int(below)) + rest * whole(int(below) + 1)
+
+
+def _binomial(count: int, of: int, chance: float) -> float:
+    """Return the probability of `count` among `of` independent events, with a chance between 0 and 1."""
+    ways = lgamma(of + 1) - lgamma(count + 1) - lgamma(of - count + 1)
+    return exp(ways + count * log(chance) + (of - count) * log1p(-chance))
 
 
 def uncertain_turns(

@@ -45,8 +45,8 @@ class CellRow(TypedDict):
     seconds: NotRequired[Amount | None]
     runs: NotRequired[list[Inside]]
     makes_base: NotRequired[bool]
-    shared_weights: NotRequired[dict[str, str]]
-    """Digests of the weights of stages that this cell shares with others, by stage."""
+    weights: NotRequired[dict[str, str]]
+    """Digests of the weights that the stages of the cell's run have written, by stage."""
 
 
 Episodes = Sequence[Mapping[str, Any]]

@@ -90,7 +90,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
             *_on_choice(methods, tuning),
             *_on_primary(study),
             *_on_seeds(study, name, seeds),
-            *_on_shared_weights(study, name),
+            *_on_weights(study, name),
         ],
     }
 
@@ -328,22 +328,23 @@ def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> I
         )
 
 
-def _on_shared_weights(study: RecordedStudy, environment: str) -> Iterator[str]:
+def _on_weights(study: RecordedStudy, environment: str) -> Iterator[str]:
     """Yield a note for each stage that was trained twice with unequal weights, although cells share it.
 
     This happens if the runs of a study are removed, and a cell that is added later trains the stage on another machine.
     """
-    trained: dict[tuple[int, str], dict[str, dict[str, None]]] = {}  # (seed, stage) -> digest -> methods
+    trained: dict[str, dict[str, dict[str, None]]] = {}  # stage -> digest -> cells
     for row in study.cells:
-        if row["environment"] == environment:
-            for stage, digest in (row.get("shared_weights") or {}).items():
-                trained.setdefault((row["seed"], stage), {}).setdefault(digest, {})[row["method"]] = None
-    for (seed, stage), methods in trained.items():
-        if len(methods) > 1:
-            groups = " and ".join(f"({', '.join(names)})" for names in methods.values())
+        if (row["environment"], row["panel"], row["state"]) == (environment, "test", "done"):
+            for stage, digest in row.get("weights", {}).items():
+                cells = trained.setdefault(stage, {}).setdefault(digest, {})
+                cells[f"{row['method']} seed {row['seed']}"] = None
+    for stage, groups in trained.items():
+        if len(groups) > 1:
+            listed = " and ".join(f"({', '.join(cells)})" for cells in groups.values())
             yield (
-                f"The stage {stage.rpartition('-')[0]} of seed {seed} was trained more than once, with other weights "
-                f"each time, so a difference between methods of these groups may come from it: {groups}."
+                f"The stage {stage.rpartition('-')[0]} was trained more than once, with other weights each time, so a "
+                f"difference between these groups may come from it: {listed}."
             )
 
 
