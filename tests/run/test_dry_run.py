@@ -72,14 +72,14 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
 @pytest.mark.parametrize(
     ("explorer", "branches"),
     [
-        ("{name: entropy-branches, chance: 0.25, gain: 0}", 8),
-        ("{name: entropy-branches}", 16),
+        ("{name: entropy-branches, chance: 0.25, gain: 0}", 7),
+        ("{name: entropy-branches}", 12),
         ("{name: mixed-branches, branches: 1, others: episodes}", 8),
         ("{name: mixed-branches, branches: 3, forks: 5, others: episodes}", 48),
     ],
 )
 def test_branches_of_a_choice_are_within_its_budget(recipe, explorer, branches):
-    """8 episodes of about 3 turns: at a chance of 1/4 half of them have one, else each has; of 2 turns at most."""
+    """8 episodes of about 3 turns: with chance c, a share 1 - (1 - c)**2 of them has one of two possible forks."""
     own = (f"explore.{key}={value}" for key, value in yaml.safe_load(explorer).items())
     words = ["rows.name=branch-pairs", *own]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
@@ -257,6 +257,24 @@ def test_rows_of_ones_own_give_the_lengths(tiny_folder, tmp_path, monkeypatch):
 
     assert how.startswith("Lengths: the first 1 rows of pairs.jsonl; on average 1.5 turns")
     assert "turn limit" not in how
+
+
+def test_labelled_rows_of_ones_own_give_the_lengths(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = [{"role": "assistant", "content": "up"}]
+    rows = [
+        {"prompt": [{"role": "user", "content": "on"}], "completion": said, "label": good}
+        for good in (True, False)
+    ]
+    (tmp_path / "thumbs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nmodel: {{name: {tiny_folder}}}\nalign: {{loss: {{name: kto}}}}\n"
+        "rows: {name: file, path: thumbs.jsonl, holds: labelled}\n"
+    )
+
+    how = make_plan(tmp_path / "own.yaml", [], None).how[0]
+
+    assert how.startswith("Lengths: the first 2 rows of thumbs.jsonl; on average 1.0 turns")
 
 
 def test_pairs_of_ones_own_that_cannot_be_trained_on_are_rejected_before_the_run(tmp_path, monkeypatch):

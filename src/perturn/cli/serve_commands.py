@@ -22,7 +22,7 @@ KEY = "PERTURN_API_KEY"
 @command(
     "serve",
     "tiny-agent",
-    "runs/demo:sft --record episodes --port 8000",
+    "runs/demo:base --record episodes --port 8000",
     "gpt-4.1-mini engine.name=api --record episodes --reward my_package.rewards:judge",
     panel="The loop",
 )

@@ -22,7 +22,7 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.faults import closing_world
-from perturn.formats.read_rows import read_rows
+from perturn.formats.read_rows import rows_of
 from perturn.free_memory import memory_in_use
 from perturn.io.read_input import user_path
 from perturn.run.policy_origin import find_maker
@@ -30,9 +30,19 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import make_renderer, world_maker
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.run.stages.pretraining_stage import lessons
+from perturn.run.stages.row_stage import ROWS_OF
 from perturn.run.task_lists import TaskLists
 from perturn.table import locate
-from perturn.types import Action, EpisodeProtocol, PreferencePair, Task, Trajectory, failed, succeeded
+from perturn.types import (
+    Action,
+    EpisodeProtocol,
+    PreferencePair,
+    Task,
+    Trajectory,
+    WeightedTrajectory,
+    failed,
+    succeeded,
+)
 
 _READ = 32
 """Number of the user's own rows that are read to measure lengths."""
@@ -174,16 +184,23 @@ def _assumed_answer(recipe: Recipe) -> float:
 
 def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, Any]:
     """Return the average lengths of the first rows of the user's own file; empty without such a file."""
-    own = recipe.rows.traits.source if recipe.rows else None
-    if own is None or renderer is None:
+    traits = recipe.rows.traits if recipe.rows else None
+    own = traits.source if traits else None
+    if traits is None or own is None or renderer is None:
         return {}
-    rows = list(islice(read_rows(user_path(own, "rows.path")), _READ))
-    sides = [(row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,) for row in rows]
-    shown = [side for row in sides for side in row if side.turns]
+    rows = list(islice(rows_of(user_path(own, "rows.path"), ROWS_OF[traits.makes]), _READ))
+    shown = [side for row in rows for side in _sides(row) if side.turns]
     if not shown:
         return {}
     found = _lengths(shown, renderer(shown))
     return found | {"limit": found["turns"], "source": f"the first {len(rows)} rows of {own}"}
+
+
+def _sides(row: Trajectory | PreferencePair | WeightedTrajectory) -> tuple[Trajectory, ...]:
+    """Return the trajectories of a row."""
+    if isinstance(row, PreferencePair):
+        return row.chosen, row.rejected
+    return (row.trajectory if isinstance(row, WeightedTrajectory) else row,)
 
 
 def _explored_turns(recipe: Recipe) -> tuple[int, ...]:

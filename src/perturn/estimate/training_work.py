@@ -12,10 +12,12 @@ from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.stage_costs import trained_tokens
 from perturn.explore.protocol import Forecast
-from perturn.formats.read_rows import read_rows
+from perturn.formats.read_rows import rows_of
 from perturn.io.read_input import user_path
 from perturn.run.stages.branch_stage import explorer_of
+from perturn.run.stages.row_stage import ROWS_OF
 from perturn.table import locate
+from perturn.types import PreferencePair
 
 KEPT = 0.75
 """Assumed share of explored episodes that become pairs, or that an expert corrects."""
@@ -57,7 +59,8 @@ def training_work(recipe: Recipe, stage: Stage, found: Episodes) -> Work:
             round(KEPT * found.explore / 2) if judges else assumed_pairs(recipe, found)
         )  # a pair has two episodes
         is_there = bool(own) or file.is_file()
-        rows = sum(1 for _ in read_rows(file)) if is_there else assumed
+        kind = ROWS_OF[recipe.rows.traits.makes] if own and recipe.rows else PreferencePair
+        rows = sum(1 for _ in rows_of(file, kind)) if is_there else assumed
         what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
     of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
