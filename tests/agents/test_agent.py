@@ -13,11 +13,12 @@ import pytest
 
 import perturn
 from envs.in_processes import assert_ends
+from perturn.envs.agent.agent_episode import _reward
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
+from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, EnvironmentFailure, RunError
 from perturn.faults import closing_world
 from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
@@ -59,6 +60,14 @@ def test_each_program_ends_as_it_behaves(tmp_path):
     assert (well.policy, well.environment, well.protocol) == ("scripted", "agent-shaky_agent", "agent-plain")
     assert well.prompt == ({"role": "system", "content": "Play."},)
     assert [turn.follows for turn in found["edit"].turns] == [None, OPENS, None]
+
+
+@pytest.mark.parametrize("given", ["false", "", 2, {}])
+def test_a_success_that_is_neither_true_nor_false_is_no_success(given):
+    assert _reward({"reward": 1.0, "success": True}) == {"reward": 1.0, "success": True}
+    assert _reward({"reward": 1.0}) == {"reward": 1.0, "success": None}
+    with pytest.raises(EnvironmentFailure, match="success of the agent: expected true or false"):
+        _reward({"reward": 1.0, "success": given})
 
 
 def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):

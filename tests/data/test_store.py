@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.data import store
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories, write_pairs
 from perturn.errors import DataError, StorageError
-from perturn.types import PreferencePair
+from perturn.types import PreferencePair, Status
 from support.stored import TRAJECTORY, changed, trajectory
 
 
@@ -47,6 +48,25 @@ def test_append_is_one_write_and_then_a_sync(file, monkeypatch):
         monkeypatch.undo()
 
     assert calls == [file.read_bytes(), "sync"]
+
+
+def test_an_episode_that_nothing_could_read_again_fails_alone(file, monkeypatch, caplog):
+    """Its key is taken, and the episodes around it are read."""
+    monkeypatch.setattr(store, "LONGEST_LINE", 5000)
+    long = replace(
+        trajectory("b"), prompt=({"role": "system", "content": "Play."},), turns=trajectory("b").turns * 50
+    )
+    with TrajectoryStore(file) as writer:
+        for one in (trajectory("a"), long, trajectory("c")):
+            writer.append(one)
+
+    with TrajectoryStore(file) as again:
+        first, failed, last = again
+        assert len(again) == 3
+    assert (first, last) == (trajectory("a"), trajectory("c"))
+    assert (failed.key, failed.turns, failed.success, failed.status) == (("b", 0), (), False, Status.FAILED)
+    assert "at most 5000 can be recorded; its turns were left out" in failed.error
+    assert failed.error in caplog.text
 
 
 def test_a_second_trajectory_with_the_same_key_is_refused(file):

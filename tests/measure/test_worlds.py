@@ -2,6 +2,7 @@
 
 # ruff: noqa: D101, D102
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +152,17 @@ def test_in_a_seeded_world_each_episode_has_its_points():
 
     assert len(plan(episodes, "seeded").points) == 3 * len(episodes)
     assert len(plan(episodes, "deterministic").points) < 3 * len(episodes)
+
+
+def test_what_is_there_changes_no_number_of_what_is_missing():
+    """A conversation's identity has the sample, and paid answers are found again by it."""
+    episodes = episodes_of(Fixed, samples=1)
+    planned = plan(episodes, "deterministic")
+    every = list(planned.jobs(0, 4, []))
+
+    (_, done), *_ = [(each, each) for each in every[:1]]
+    found = SimpleNamespace(point=done.point, number=done.number)
+    assert list(planned.jobs(0, 4, [found])) == every[1:]
 
 
 def test_continuations_resume_after_a_kill(tmp_path):

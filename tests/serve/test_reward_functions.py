@@ -41,7 +41,9 @@ def test_a_reward_function_that_exits_fails_its_episode_alone(tmp_path):
         assert endpoint.counts()["failed"] == 2
 
 
-@pytest.mark.parametrize("given", ["1.5", True, None, float("nan"), {"success": True}])
+@pytest.mark.parametrize(
+    "given", ["1.5", True, None, float("nan"), {"success": True}, {"reward": 1.0, "success": "false"}]
+)
 def test_a_reward_function_that_gives_no_number_fails_its_episode(tmp_path, given):
     with Endpoint(Scripted(), record=tmp_path, reward=lambda episode: given) as endpoint:
         ask(endpoint, "/s/a/v1/chat/completions")

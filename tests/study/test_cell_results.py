@@ -4,12 +4,20 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
+from perturn.study import cell_results
 from perturn.study.cell_processes import do_cell
-from perturn.study.cell_results import is_done
+from perturn.study.cell_results import forget_stale, is_done
 from perturn.study.cells import Plan
 from perturn.study.settings import read_study
 
 from .corridor import make_place
+
+
+def interrupted(folder):
+    """A removal that is killed before it removes anything."""
+    raise KeyboardInterrupt
 
 
 def test_a_policy_with_other_weights_is_scored_again(tmp_path, tiny_folder, monkeypatch):
@@ -27,6 +35,12 @@ def test_a_policy_with_other_weights_is_scored_again(tmp_path, tiny_folder, monk
     shutil.rmtree(cell.folder)
 
     do_cell(cell, {}, False)
+    assert not is_done(cell, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(cell_results.shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            forget_stale(cell)
+    assert not scored.exists()
     assert not is_done(cell, "test")
     do_cell(cell, {}, True)
 

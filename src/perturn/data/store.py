@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,8 @@ from perturn.data.records import line_of, parse_line
 from perturn.errors import DataError, StorageError
 from perturn.io.append_file import GrowingFile
 from perturn.io.atomic_write import replacing
-from perturn.io.read_input import read_lines, user_path
-from perturn.types import PreferencePair, Trajectory
+from perturn.io.read_input import LONGEST_LINE, read_lines, user_path
+from perturn.types import PreferencePair, Status, Trajectory
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -68,6 +69,8 @@ class TrajectoryStore:
     def append(self, trajectory: Trajectory) -> None:
         """Append a trajectory, which is on the disk when the method returns.
 
+        A trajectory whose line no reader would accept, because it is too long, is recorded as FAILED without its turns.
+
         Raises `DataError` if the key is already recorded or JSON cannot represent the trajectory. If the write fails,
         the store is closed and `StorageError` is raised.
         """
@@ -80,6 +83,8 @@ class TrajectoryStore:
                 "already recorded. Skip what is in keys(), or count sample up."
             )
         line = line_of(trajectory)
+        if len(line) > LONGEST_LINE:
+            line = line_of(_oversized(trajectory, len(line)))
         self._keys.add(trajectory.key)
         try:
             self._file.append(line)
@@ -126,6 +131,15 @@ class TrajectoryStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _oversized(trajectory: Trajectory, size: int) -> Trajectory:
+    """Return the record of a trajectory that is too long to be read again."""
+    why = (
+        f"the episode has {size} bytes, and at most {LONGEST_LINE} can be recorded; its turns were left out."
+    )
+    _log.warning("task %s, sample %d: %s", *trajectory.key, why)
+    return replace(trajectory, turns=(), success=False, status=Status.FAILED, error=why)
 
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from perturn.episodes.engine_abilities import abilities_of
 from perturn.errors import EngineFailure, PerturnError
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
+_log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Answered = Action | Exception
 """Answer to a prompt: an action, a failure of this prompt alone, or an exception that ended all open prompts."""
@@ -50,7 +52,7 @@ class EngineThread:
 
     def forget(self, conversation: str) -> None:
         """Delete the state of a conversation that has ended."""
-        self._orders.put(partial(self._engine.forget, conversation))
+        self._orders.put(partial(self._work.forget, conversation))
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
         """Run a function in the engine's thread, between two passes of the engine; return its future result."""
@@ -130,7 +132,18 @@ class EngineWork:
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
         if conversation in self._open and isinstance(self._engine, CancellingEngine):
             del self._open[conversation]
-            self._engine.cancel(conversation)
+            self._guarded(self._engine.cancel, conversation)
+
+    def forget(self, conversation: str) -> None:
+        """Delete the state of a conversation that has ended."""
+        self._guarded(self._engine.forget, conversation)
+
+    def _guarded(self, work: Callable[[str], None], conversation: str) -> None:
+        """Call a method of the engine, and only log its error: no prompt waits for it."""
+        try:
+            work(conversation)
+        except Exception:  # noqa: BLE001  a user's engine may raise anything; the thread continues
+            _log.exception("the engine failed to release conversation %s", conversation)
 
     def _advance(self) -> None:
         """Run one pass of a streaming engine; if the pass raises, all open prompts fail."""
@@ -156,12 +169,13 @@ class EngineWork:
 
     def _answer(self, batch: Sequence[tuple[Prompt, Sampling]]) -> None:
         prompts = [prompt for prompt, _ in batch]
-        answers: Sequence[Answered]
+        answered: list[tuple[Prompt, Answered]]
         try:
             answers = self._engine.generate(prompts, batch[0][1])
+            answered = list(zip(prompts, answers, strict=True))
         except Exception as error:  # noqa: BLE001  a user's engine may raise anything; the thread continues
-            answers = [error] * len(prompts)
-        self._deliver(list(zip(prompts, answers, strict=True)))
+            answered = [(prompt, error) for prompt in prompts]
+        self._deliver(answered)
 
 
 def explained(error: Exception) -> PerturnError:

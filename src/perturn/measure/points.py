@@ -132,8 +132,9 @@ class Plan:
     def jobs(self, seed: int, continuations: int, done: Sequence[Continuation]) -> Iterator[Planned]:
         """Yield the continuations that are not played yet.
 
-        The seed of a continuation depends only on the run's seed, its point and its number. So a call that was killed
-        resumes with the same continuations. No credit of the run has used this seed.
+        The seed of a continuation depends only on the run's seed, its point and its number. Its sample number depends
+        only on the plan. So a call that was killed resumes with the same continuations. No credit of the run has used
+        this seed.
 
         Args:
             seed: Seed of the run.
@@ -145,13 +146,14 @@ class Plan:
         for point in self.points:
             begun = self.by_key[point.task, point.sample]
             for number in range(continuations):
+                sample = next(samples[point.task])
                 if (point, number) in known:
                     continue
                 own = seed_of("measure", seed, *point, number)
                 job = Job(
                     begun.task,
                     own,
-                    next(samples[point.task]),
+                    sample,
                     begun,
                     point.turn + point.acted,
                     anew=point.acted,

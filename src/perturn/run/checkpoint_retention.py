@@ -30,7 +30,7 @@ def last_checkpoint(folder: Path) -> str | None:
         try:  # the trainer writes its state last
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
             complete.append(checkpoint)
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             console.print(f"removing half-written {checkpoint}")
             shutil.rmtree(checkpoint)
     newest = max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)

@@ -63,7 +63,10 @@ class RewardCall:
         found, error = said.result()
         if error is not None:
             raise error
-        return found if isinstance(found, Mapping) else {"reward": found}
+        given: Mapping[str, Any] = found if isinstance(found, Mapping) else {"reward": found}
+        if given.get("success", False) not in (True, False):
+            raise ValueError(f"success must be true or false, got {given['success']!r:.100}")
+        return given
 
     def close(self) -> None:
         """Stop waiting for rewards."""

@@ -33,9 +33,19 @@ def is_done(cell: Cell, task_list: TaskListName) -> bool:
 
 
 def forget_stale(cell: Cell) -> None:
-    """Remove the score of a cell whose policy has been trained again."""
-    if _is_stale(cell):
-        shutil.rmtree(cell.scored)
+    """Remove the score of a cell whose policy has been trained again.
+
+    The manifest goes first and the digests of the weights last, so a score that was removed in part is still stale.
+    """
+    if not _is_stale(cell):
+        return
+    RunPaths(cell.scored).manifest.unlink(missing_ok=True)
+    for each in sorted(cell.scored.iterdir()):
+        if each.is_dir():
+            shutil.rmtree(each)
+        elif each.name != _SCORED:
+            each.unlink()
+    shutil.rmtree(cell.scored)
 
 
 def note_scored(cell: Cell) -> None:

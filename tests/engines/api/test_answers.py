@@ -280,3 +280,16 @@ def test_tokens_of_a_prompt_and_its_answer_are_known_until_the_conversation_ends
     assert said.usage.completion_tokens == counts["completion_tokens"]
     assert list(known.values()) == [counts["prompt_tokens"]]
     assert (dict(abilities.prompt_tokens), dict(abilities.answer_tokens)) == ({}, {})
+
+
+def test_tokens_of_an_answer_from_the_ledger_count_too(open_engine, server, tmp_path):
+    """So a resumed episode has its limit of tokens where it had it before."""
+    for _ in range(2):
+        engine = open_engine(ledger=tmp_path / "api.jsonl")
+        engine.generate([prompt()], SAMPLING)
+        counts = completion()[1]["usage"]
+
+        assert list(engine.abilities.prompt_tokens.values()) == [counts["prompt_tokens"]]
+        assert list(engine.abilities.answer_tokens.values()) == [counts["completion_tokens"]]
+        engine.close()
+    assert len(server.bodies) == 1

@@ -136,6 +136,8 @@ class ApiEngine:
         identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         if (known := self._ledger.answers.get(digest)) is not None:
+            if any(usage := self._ledger.usage[digest]):
+                self._count(prompt.conversation, *usage)
             return self._action(known)
         async with self._free:
             if ends:

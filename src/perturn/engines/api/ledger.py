@@ -46,6 +46,8 @@ class Ledger:
         self.requests = self.prompt_tokens = self.completion_tokens = 0
         self.answers: dict[str, dict[str, Any]] = {}
         """Answers by the digest of their request."""
+        self.usage: dict[str, tuple[int, int]] = {}
+        """Tokens of the prompt and of the answer, by the digest of the request; 0 if the server did not say."""
         self._file: GrowingFile | None = None
         if path is not None:
             self._file = GrowingFile(path, RunError, lambda: self._read(path))
@@ -95,5 +97,6 @@ class Ledger:
         self.prompt_tokens += line["prompt_tokens"]
         self.completion_tokens += line["completion_tokens"]
         self.requests += 1
+        self.usage[line["request"]] = line["prompt_tokens"], line["completion_tokens"]
         if line["answer"] is not None:
             self.answers[line["request"]] = line["answer"]

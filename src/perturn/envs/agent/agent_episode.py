@@ -153,7 +153,11 @@ def _reward(given: Any) -> dict[str, Any]:
     """
     success = None
     if isinstance(given, Mapping):
-        success = None if given.get("success") is None else bool(given["success"])
+        success = given.get("success")
+        if success not in (None, True, False):
+            raise EnvironmentFailure(
+                f"success of the agent: {mismatch('true or false', success)}; {_REWARD}."
+            )
         given = given.get("reward")
     if isinstance(given, bool) or not isinstance(given, int | float):
         return {}
@@ -163,4 +167,4 @@ def _reward(given: Any) -> dict[str, Any]:
         raise EnvironmentFailure(
             f"reward of the agent: {mismatch('a number of at most 1e100', given)}; {_REWARD}."
         )
-    return {"reward": float(given), "success": success}
+    return {"reward": float(given), "success": None if success is None else bool(success)}

@@ -63,7 +63,7 @@ def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
                 if stopping.asked:
                     files.stop.touch()
                 _follow(run, shown, files, metrics)
-            counts = _result(run, files, torchrun.returncode)
+            counts = _result(run, files, torchrun.returncode, stopping.asked)
         shown.total = None  # the stage prints its own line
     return counts
 
@@ -120,18 +120,20 @@ def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:
         shown.done = done
 
 
-def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
-    """Return the counts of the training data.
+def _result(run: Run, files: LaunchFiles, code: int, asked: bool) -> dict[str, Any]:
+    """Return the counts of the training data; empty if the processes were asked to stop.
 
     Raises:
-        PerturnError: If a process failed.
+        PerturnError: If a process failed, or was stopped by a signal that this process did not get.
     """
+    again = f"the same command goes on from the last checkpoint. Their log: {files.log}"
     if code == 0:
         with suppress(FileNotFoundError):
             counts: dict[str, Any] = json.loads(files.counts.read_text())
             return counts
-        return {}  # the processes were told to stop
-    again = f"the same command goes on from the last checkpoint. Their log: {files.log}"
+        if asked:
+            return {}
+        raise RunError(f"a signal stopped a training process, so all of them stopped; {again}")
     log = files.log.read_text(encoding="utf-8", errors="replace")
     killed = _KILLED.search(log)
     with suppress(FileNotFoundError):

@@ -14,7 +14,7 @@ from perturn.config.parsing import to_mapping
 from perturn.config.sections import Section
 from perturn.config.stages import Stage, stages, suffix_of
 from perturn.data.episode_outcomes import outcomes
-from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.data.store import read_trajectories, write_records
 from perturn.episodes.prompts import system_prompt
 from perturn.episodes.seeds import make_jobs
 from perturn.io.atomic_write import write_whole
@@ -75,11 +75,8 @@ def _measure(session: Session, sense: str, file: Path) -> None:
 
 
 def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:
-    """Replace the scored episodes in a policy's file."""
-    file.unlink(missing_ok=True)
-    with TrajectoryStore(file) as store:
-        for one in episodes:
-            store.append(one)
+    """Replace the scored episodes in a policy's file, all or none."""
+    write_records(file, episodes)
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:

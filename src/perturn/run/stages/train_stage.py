@@ -394,7 +394,7 @@ class _Progress(TrainerCallback):
         entry = {**logs, "step": state.global_step}
         if leads():
             append_line(self._file, _logged(entry))
-        if not math.isfinite(entry.get("loss", 0.0)):
-            raise RunError(
-                f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
-            )
+        for key, what in (("loss", "loss"), ("grad_norm", "gradient's norm")):
+            if not math.isfinite(entry.get(key, 0.0)):
+                at = f"{entry[key]} at step {state.global_step}"
+                raise RunError(f"the {what} is {at}; lower the learning rate.")

@@ -1,0 +1,44 @@
+"""An engine's thread outlives what a user's engine raises or leaves out."""
+
+import threading
+
+from perturn.engines.engine_thread import EngineThread
+from perturn.types import Action, Prompt, Sampling
+
+
+class Careless:
+    """Answers no prompt the first time, and fails to forget."""
+
+    name = "careless"
+
+    def __init__(self):
+        self.calls = 0
+
+    def generate(self, prompts, sampling):
+        """Answer all prompts of the second call."""
+        self.calls += 1
+        return [] if self.calls == 1 else [Action("a")] * len(prompts)
+
+    def forget(self, conversation):
+        """Fail."""
+        raise RuntimeError("nothing to forget")
+
+
+def test_missing_answers_and_a_failing_forget_end_no_thread(caplog):
+    answered, there = [], threading.Semaphore(0)
+
+    def deliver(answers):
+        answered.extend(answers)
+        there.release()
+
+    thread = EngineThread(Careless(), deliver)
+    for name in "ab":
+        thread.submit(Prompt((), (), ({"role": "user", "content": "go"},), 0, name), Sampling())
+        assert there.acquire(timeout=30)
+        thread.forget(name)
+    thread.close()
+
+    (_, missing), (_, good) = answered
+    assert isinstance(missing, ValueError)
+    assert good == Action("a")
+    assert caplog.text.count("the engine failed to release conversation") == 2

@@ -1,0 +1,54 @@
+"""Trainings that must not count as done, and checkpoints that must not be lost."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perturn.errors import RunError
+from perturn.run.checkpoint_retention import last_checkpoint
+from perturn.run.launch import driver
+from perturn.run.launch.launch_files import LaunchFiles
+from perturn.run.stages.train_stage import _Progress
+
+
+def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):
+    """They end with code 0 and without counts, and only the driver knows whether it asked for that."""
+    files = LaunchFiles(tmp_path)
+
+    assert driver._result(None, files, 0, asked=True) == {}
+    with pytest.raises(
+        RunError, match="a signal stopped a training process, so all of them stopped; the same"
+    ):
+        driver._result(None, files, 0, asked=False)
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ({"loss": 0.5, "grad_norm": float("nan")}, "the gradient's norm is nan at step 3"),
+        ({"loss": 0.5, "grad_norm": float("inf")}, "the gradient's norm is inf at step 3"),
+        ({"loss": float("nan"), "grad_norm": 1.0}, "the loss is nan at step 3"),
+    ],
+)
+def test_numbers_that_are_not_finite_stop_the_training(tmp_path, logs, said):
+    progress, state = SimpleNamespace(_file=tmp_path / "metrics.jsonl"), SimpleNamespace(global_step=3)
+
+    _Progress.on_log(progress, None, state, None, {"loss": 0.5, "grad_norm": 1.0})
+    with pytest.raises(RunError, match=said):
+        _Progress.on_log(progress, None, state, None, logs)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_removed(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "trainer_state.json").write_text("{}")
+
+    def fail(self, **_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            last_checkpoint(tmp_path)
+
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
