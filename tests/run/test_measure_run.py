@@ -76,6 +76,21 @@ def test_a_measurement_that_was_killed_resumes(run, monkeypatch, tmp_path):
     assert measure_run(run, WANTED) == whole
 
 
+def test_continuations_of_episodes_that_were_made_again_are_not_taken(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    measure_run(run, WANTED)
+    file = RunPaths(run).measured_inputs()
+    before = file.read_text()
+    (name,) = (name for name in json.loads(before) if name.startswith("trajectories/explore"))
+    assert any(other.startswith("checkpoints/sft/") for other in json.loads(before))
+    file.write_text(json.dumps(json.loads(before) | {name: "other"}))
+
+    with pytest.raises(RunError, match=r"were made again after the measurement. Remove .*measure to measure"):
+        measure_run(run, WANTED)
+    file.write_text(before)
+    measure_run(run, WANTED)
+
+
 def test_a_measurement_that_was_stopped_amid_continuations_goes_on(run, monkeypatch):
     """Ctrl-C after the fifth continuation: five lines are there, and the next call finds what an unbroken one does."""
     monkeypatch.chdir(run.parents[1])

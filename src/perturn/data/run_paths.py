@@ -146,6 +146,10 @@ class RunPaths:
         """Return the folder of the policy gradients of the actions of an iteration's episodes."""
         return self.folder / "measure" / f"gradients{mark}"
 
+    def measured_inputs(self, mark: str = "") -> Path:
+        """Return the path of the digests of the files from which `perturn measure` has made its files."""
+        return self.folder / "measure" / f"inputs{mark}.json"
+
     def measured(self, mark: str = "") -> Path:
         """Return the path of the results of `perturn measure` for an iteration."""
         return self.folder / "measure" / f"measured{mark}.json"

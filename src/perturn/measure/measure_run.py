@@ -15,8 +15,9 @@ import numpy as np
 
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
+from perturn.data.run_files import read_note
 from perturn.data.run_folder import Run, resolve_recipe
-from perturn.data.run_paths import RunPaths
+from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
@@ -74,6 +75,7 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
     recipe = resolve_recipe(folder)
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
+        _note_inputs(run, stage)
         world, planned = _planned(session, stage, chosen)
         assert recipe.explore is not None
         sampling, concurrency = recipe.explore.sampling, recipe.explore.concurrency
@@ -144,6 +146,25 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
             f"{paths.trajectories(stage.name)} has no episode that did not FAIL; look at their errors."
         )
     return stage, explored, chosen
+
+
+def _note_inputs(run: Run, stage: Stage) -> None:
+    """Record the digests of the episodes and of the policy. Files of an earlier call are reused only if they are equal.
+
+    Raises:
+        RunError: If the episodes or the policy have been made again since the earlier call.
+    """
+    paths = run.paths
+    names = {paths.name(each) for each in (paths.trajectories(stage.name), paths.checkpoint(stage.policy))}
+    seals = run.manifest["files"].items()
+    now = {name: seal["sha256"] for name, seal in seals if {name, checkpoint_of(name)} & names}
+    file = paths.measured_inputs(stage.mark)
+    if read_note(file, dict[str, str]) not in (None, now):
+        raise RunError(
+            f"{file.parent} has continuations of other episodes or of another policy: they were made again after the "
+            f"measurement. Remove {file.parent} to measure anew."
+        )
+    write_whole(file, json.dumps(now, indent=1) + "\n")
 
 
 def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
