@@ -114,8 +114,8 @@ FINDINGS = (
     ),
     Finding(
         "anew",
-        "DPO on the policy's own pairs gains more from new episodes in each iteration than from as many episodes of "
-        "one exploration.",
+        "On these bases, DPO on the policy's own pairs scores higher with new episodes in each iteration than with as "
+        "many of one exploration.",
         [
             ("online", "dpo", "dpo-once"),
             ("online", "rloo", "rloo-once"),
@@ -170,7 +170,8 @@ FINDINGS = (
     ),
     Finding(
         "values",
-        "A value head chooses well among whole episodes, and is not seen to help among single actions.",
+        "A value head chooses finished episodes, as their length alone does; it is not seen to help among single "
+        "actions.",
         [
             *against("choose", "sampled", "value-8", "rerank-value-4"),
             *against("choose", "dpo-sampled", "implicit-8", "rerank-implicit-4"),
@@ -204,7 +205,7 @@ marks a primary comparison of a study. Its interval is wider, so that all primar
 studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
 the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
 
-All studies ran on two CPU cores. Unless a finding names another model, the policy is [the
+Studies ran on two CPU cores, one of them on 16. Unless a finding names another model, the policy is [the
 laboratory's](how-to/laboratory.md), with 0.9M parameters, on ALFWorld's games. A gain that is not seen here may
 exist for a model of 7B.
 """
