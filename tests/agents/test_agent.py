@@ -347,6 +347,22 @@ def test_what_an_expert_was_paid_for_is_kept(tmp_path, monkeypatch):
     assert len((tmp_path / "expert" / "api.jsonl").read_text().splitlines()) == 3
 
 
+def test_the_limit_of_tokens_holds_for_an_expert_and_for_answers_that_were_kept(tmp_path, monkeypatch):
+    """Each answer has two tokens. The second world asks for no answer again, and ends at the same turn."""
+    policy, found = Scripted(), []
+    with Endpoint(policy) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        expert = {"model": "strong", "base_url": endpoint.url(), "api_key_env": "EXPERT_API_KEY"}
+        section = agents(tmp_path, [{"id": "a"}], expert=expert, tokens=3)
+        for _ in range(2):
+            with closing_world(make_environment(section)) as world:
+                (job,) = make_jobs(world.tasks("train"), 0, 1)
+                found.append(world.show(job, PROTOCOLS["agent"], tmp_path / "expert"))
+
+    assert [(len(one.turns), one.truncated) for one in found] == [(2, True), (2, True)]
+    assert len(policy.prompts) == 2
+
+
 def test_an_agent_without_an_expert_has_none(tmp_path):
     """As any environment without one."""
     with pytest.raises(ConfigError, match="agent-shaky_agent has no expert; give a model"):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from perturn.config.parsing import build
 from perturn.engines import ENGINES, Serving
+from perturn.episodes.engine_abilities import EngineAbilities, abilities_of
 from perturn.episodes.episode import Episode
 from perturn.errors import ConfigError, EngineFailure, check_type, within
 from perturn.rules import Sampling
@@ -48,15 +49,15 @@ class Expert:
         self._section = json.dumps([self._model, section], sort_keys=True, default=str)
         self._key: str | None = None
 
-    def play(self, begin: Callable[[], Episode], folder: Path | None) -> Trajectory:
+    def play(self, begin: Callable[[EngineAbilities], Episode], folder: Path | None) -> Trajectory:
         """Play an episode with the expert's answers and return its trajectory.
 
         Args:
-            begin: Function that starts the episode and returns its generator of prompts.
+            begin: Function that starts the episode for an engine with these abilities, and returns its generator.
             folder: Folder that caches paid answers; None: cache in memory.
         """
         engine = self._opened(folder)
-        steps = begin()
+        steps = begin(abilities_of(engine))
         try:
             prompt = next(steps)
             while True:

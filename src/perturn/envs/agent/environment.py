@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn
 
@@ -145,7 +146,7 @@ class Agent:
 
     def _shown(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
         assert self._expert is not None
-        return self._expert.play(lambda: self.play(job, protocol, "expert"), folder)
+        return self._expert.play(partial(self.play, job, protocol, "expert"), folder)
 
     def play(
         self, job: Job, protocol: EpisodeProtocol, policy: str, abilities: EngineAbilities | None = None
