@@ -188,7 +188,7 @@ def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, A
     own = traits.source if traits else None
     if traits is None or own is None or renderer is None:
         return {}
-    rows = list(islice(rows_of(user_path(own, "rows.path"), ROWS_OF[traits.makes]), _READ))
+    rows: list[Any] = list(islice(rows_of(user_path(own, "rows.path"), ROWS_OF[traits.makes]), _READ))
     shown = [side for row in rows for side in _sides(row) if side.turns]
     if not shown:
         return {}
