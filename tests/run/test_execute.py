@@ -380,9 +380,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_clears_the_screen(whole, he
     run = open_run(here / "tiny.yaml", words)
     shutil.copytree(whole[0] / "trajectories", run.folder / "trajectories", dirs_exist_ok=True)
 
-    with pytest.raises(
-        RunError, match=r"the (loss|gradient's norm) is nan at step \d; lower the learning rate"
-    ):
+    with pytest.raises(RunError, match=r"the gradient's norm is nan at step \d; lower the learning rate"):
         run_stages(run, names=["sft"])
 
     assert screen._works == []

@@ -285,7 +285,7 @@ def ended(tmp_path, code, **files):
         found.log.write_text(files.pop("log", "first\nlast line\n"))
         for name, facts in files.items():
             getattr(found, name).write_text(json.dumps(facts))
-        return driver._result(run, found, code, asked=True)
+        return driver._result(run, found, code, asked=False)
 
 
 def test_the_driver_returns_the_counts_and_raises_what_a_process_raised(tmp_path):

@@ -54,6 +54,17 @@ def test_a_reward_function_that_gives_no_number_fails_its_episode(tmp_path, give
     assert "reward" in episode.error
 
 
+@pytest.mark.parametrize(("success", "solved"), [(None, True), (True, True), (False, False)])
+def test_a_reward_function_may_leave_success_to_the_reward(tmp_path, success, solved):
+    given = {"reward": 1.0, "success": success}
+    with Endpoint(Scripted(), record=tmp_path, reward=lambda episode: given) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        assert post(endpoint, "/s/a/reward", {"done": True}).status_code == 200
+
+    (episode,) = recorded(tmp_path)
+    assert (episode.total_reward, episode.success) == (1.0, solved)
+
+
 def test_a_reward_function_that_hangs_fails_its_episode_alone(tmp_path):
     never = threading.Event()
 

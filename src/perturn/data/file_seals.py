@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perturn.data.run_files import Manifest, read_note
-from perturn.data.run_paths import RunPaths
+from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.errors import RunError
 
 Seals = dict[str, dict[str, Any]]
@@ -124,6 +124,17 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         **manifest,
         "stages": {name: _known(note) for name, note in manifest["stages"].items()},
     }
+
+
+def sealed_digests(manifest: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """Return SHA-256 digests of sealed files, by their path in the run.
+
+    Args:
+        manifest: Manifest of the run.
+        names: Paths in the run of files, and of checkpoints, which stand for all their files.
+    """
+    seals = manifest.get("files", {}).items()
+    return {file: one["sha256"] for file, one in seals if file in names or checkpoint_of(file) in names}
 
 
 def _known(note: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,9 +82,7 @@ class TrajectoryStore:
                 f"{self.path}: expected a new task and sample, got task {task!r}, sample {sample}, which is "
                 "already recorded. Skip what is in keys(), or count sample up."
             )
-        line = line_of(trajectory)
-        if len(line) > LONGEST_LINE:
-            line = line_of(_oversized(trajectory, len(line)))
+        line = _line(trajectory)
         self._keys.add(trajectory.key)
         try:
             self._file.append(line)
@@ -133,6 +131,14 @@ class TrajectoryStore:
         self.close()
 
 
+def _line(record: Any) -> bytes:
+    """Return the line of a record. A trajectory that is too long to be read again is replaced by `_oversized`."""
+    line = line_of(record)
+    if isinstance(record, Trajectory) and len(line) > LONGEST_LINE:
+        return line_of(_oversized(record, len(line)))
+    return line
+
+
 def _oversized(trajectory: Trajectory, size: int) -> Trajectory:
     """Return the record of a trajectory that is too long to be read again."""
     why = (
@@ -160,7 +166,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
     count = 0
     with replacing(path) as fresh, fresh.open("wb") as file:
         for each in records:
-            file.write(line_of(each))
+            file.write(_line(each))
             count += 1
     return count
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
+from perturn.data.file_seals import sealed_digests
 from perturn.data.run_files import read_note
 from perturn.data.run_folder import Run, resolve_recipe
-from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
@@ -156,8 +157,7 @@ def _note_inputs(run: Run, stage: Stage) -> None:
     """
     paths = run.paths
     names = {paths.name(each) for each in (paths.trajectories(stage.name), paths.checkpoint(stage.policy))}
-    seals = run.manifest["files"].items()
-    now = {name: seal["sha256"] for name, seal in seals if {name, checkpoint_of(name)} & names}
+    now = sealed_digests(run.manifest, names)
     file = paths.measured_inputs(stage.mark)
     if read_note(file, dict[str, str]) not in (None, now):
         raise RunError(

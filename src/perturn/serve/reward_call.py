@@ -64,7 +64,7 @@ class RewardCall:
         if error is not None:
             raise error
         given: Mapping[str, Any] = found if isinstance(found, Mapping) else {"reward": found}
-        if given.get("success", False) not in (True, False):
+        if given.get("success") not in (None, True, False):
             raise ValueError(f"success must be true or false, got {given['success']!r:.100}")
         return given
 

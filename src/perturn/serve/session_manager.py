@@ -323,7 +323,7 @@ class SessionManager:
             return self._trajectory(
                 session, False, f"{type(error).__name__}: the reward function failed: {said}"
             )
-        if "success" in given:
+        if given.get("success") is not None:
             session.success = bool(given["success"])
         return self._trajectory(session, trajectory.truncated, None)
 

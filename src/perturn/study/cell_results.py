@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from perturn.data.episode_outcomes import Outcome, read_outcomes
-from perturn.data.file_seals import read_manifest
+from perturn.data.file_seals import read_manifest, sealed_digests
 from perturn.data.run_files import read_note
-from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.data.run_paths import RunPaths
 from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import Maker
 from perturn.study.cells import Cell, Point
@@ -74,10 +74,7 @@ def _weights(cell: Cell) -> dict[str, str]:
     read += [paths.checkpoint(maker.start)] if "start" in needs and maker.start else []
     names = {paths.name(each) for each in read}
     manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
-    seals = manifest.get("files", {})
-    return {
-        file: one["sha256"] for file, one in seals.items() if file in names or checkpoint_of(file) in names
-    }
+    return sealed_digests(manifest, names)
 
 
 def _stages(folder: Path) -> dict[str, Any]:
