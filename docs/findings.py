@@ -8,12 +8,12 @@ comparison has a star and its family's interval. A sentence that contradicts the
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from forest_plot import forest_plot, interval, is_primary
 from generated_files import write_or_check
 
 FIGURES = "figures/results"
@@ -257,7 +257,8 @@ def outputs(studies: Path) -> dict[str, str]:
         links = ", ".join(f"[{title}](results/{target}.md)" for title, target in finding.links)
         page.append(
             f"## {number}. {finding.sentence.rstrip('.')}\n\n"
-            f"![Difference of each comparison in points of success, with its interval]({figure})\n\nMore: {links}.\n"
+            f"![Difference of each comparison in points of success, with its interval]({figure})\n\n"
+            f"{after_results(studies, rows)}More: {links}.\n"
         )
     return {"results.md": "\n".join([*page, _PAGES.strip("\n")]) + "\n", **found}
 
@@ -283,6 +284,17 @@ def comparison(studies: Path, key: Key) -> dict[str, Any]:
     raise ValueError(f"study {study} does not compare {method} with {other}.")
 
 
+def after_results(studies: Path, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
+    """Return a sentence if primary comparisons of a figure were named after their results were known, else no text."""
+    starred = {key[0] for key, row in rows if is_primary(row)}
+    texts = {name: (studies / name / "study.yaml").read_text(encoding="utf-8") for name in sorted(starred)}
+    late = [name for name, text in texts.items() if "primary_after_results: true" in text.splitlines()]
+    if not late:
+        return ""
+    which = "" if len(late) == len(starred) else f" of {' and '.join(late)}"
+    return f"The starred comparisons{which} were named after their results were known, so they confirm nothing.\n\n"
+
+
 def check_place(key: Key, row: dict[str, Any], place: str) -> None:
     """Refuse a sentence whose interval lies elsewhere.
 
@@ -297,76 +309,9 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
         )
 
 
-STARRED = "* primary comparison: the interval holds together with the study's other primary comparisons"
-WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
-STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
-    ".line{stroke:#57606a;stroke-width:1.6}"
-    ".null{stroke:#8c959f;stroke-dasharray:3 3}.mark{fill:#0969da}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#9198a1}.line{stroke:#9198a1}.null{stroke:#656c76}"
-    ".mark{fill:#58a6ff}}"
-)
-
-
 def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
-    """Draw one mark per comparison with its interval, the largest difference first; of two bases a mark each."""
-    ordered = sorted(rows, key=lambda row: -row[1]["mean_difference"])
-    ends = [100 * end for _, row in ordered for end in spread(row)]
-    low, high = min(0.0, *ends), max(0.0, *ends)
-    scale = (WIDTH - LEFT - RIGHT) / (high - low)
-    bottom = TOP + STEP * len(ordered)
-
-    def x(points: float) -> str:
-        return f"{LEFT + (points - low) * scale:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 54}" width="{WIDTH}" '
-        f'height="{bottom + 54}" role="img"><title>{escape(finding.sentence)}</title><style>{STYLE}</style>',
-        f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
-    ]
-    for index, (key, row) in enumerate(ordered):
-        parts += drawn_row(label(finding, key), row, TOP + STEP * index + STEP // 2, x)
-    for tick in ticks(low, high):
-        parts.append(
-            f'<text class="soft" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{signed(tick, 0)}</text>'
-        )
-    parts.append(
-        f'<text class="soft" x="{WIDTH}" y="{bottom + 16}" text-anchor="end">points of success</text>'
-    )
-    starred = STARRED if any(is_primary(row) for _, row in ordered) else ""
-    parts.append(f'<text class="soft" x="{WIDTH}" y="{bottom + 36}" text-anchor="end">{starred}</text></svg>')
-    return "\n".join(parts) + "\n"
-
-
-def drawn_row(name: str, row: dict[str, Any], y: int, x: Any) -> Iterator[str]:
-    """Draw a row: its name, interval, mark and numbers."""
-    yield f'<text x="{LEFT - 14}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
-    ends = [100 * end for end in spread(row)]
-    if row["p_value"] is None:
-        means, said = ends, " and ".join(signed(end) for end in ends)
-    else:
-        means = [100 * row["mean_difference"]]
-        star = " *" if is_primary(row) else ""
-        said = f"{signed(means[0])} [{', '.join(signed(end) for end in ends)}]{star}"
-        yield f'<line class="line" x1="{x(ends[0])}" x2="{x(ends[1])}" y1="{y}" y2="{y}"/>'
-    for mean in means:
-        yield f'<circle class="mark" cx="{x(mean)}" cy="{y}" r="5"/>'
-    yield f'<text class="soft" x="{WIDTH}" y="{y + 4}" text-anchor="end">{said}</text>'
-
-
-def spread(row: dict[str, Any]) -> list[float]:
-    """Both ends of an interval; of two bases, both differences."""
-    return sorted(row["by_base"]) if row["p_value"] is None else interval(row)
-
-
-def interval(row: dict[str, Any]) -> list[float]:
-    """Return the interval of a comparison: of a primary one, the interval that holds for its whole family."""
-    return list(row["family_interval" if is_primary(row) else "interval"])
-
-
-def is_primary(row: dict[str, Any]) -> bool:
-    """Return whether a comparison is drawn with the interval of its family."""
-    return row["family"] == "primary" and row["p_value"] is not None
+    """Draw the figure of a finding."""
+    return forest_plot(finding.sentence, [(label(finding, key), row) for key, row in rows])
 
 
 def label(finding: Finding, key: Key) -> str:
@@ -376,19 +321,6 @@ def label(finding: Finding, key: Key) -> str:
     several = len({row[0] for row in finding.rows}) > 1
     said = f"{names.get(method, method)} over {names.get(other, other)}"
     return f"{said} ({names.get(study, study)})" if several else said
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two ends, zero among them."""
-    step = next(size for size in (1, 2, 5, 10, 20, 50) if (high - low) / size <= 8)
-    return [
-        float(step * n) for n in range(int(low // step), int(high // step) + 1) if low <= step * n <= high
-    ]
-
-
-def signed(points: float, digits: int = 1) -> str:
-    """Return a number with its sign; zero has none as a tick."""
-    return f"{points:+.{digits}f}".replace("-", "\u2212") if points or digits else "0"
 
 
 def main(arguments: list[str] | None = None) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import predicts
-from findings import STYLE
+from forest_plot import STYLE
 from generated_files import write_or_check
 
 from perturn.report.score_headings import OF_GRADIENTS, OF_TURNS

@@ -183,7 +183,8 @@ def test_a_page_of_results_that_was_changed_by_hand_fails_the_check(tmp_path):
     shutil.copytree(ROOT / "docs/figures/results", tmp_path / "docs/figures/results")
     for file in sorted((ROOT / "studies/results").glob("*/summary.json")):
         (tmp_path / "studies/results" / file.parent.name).mkdir(parents=True)
-        shutil.copy(file, tmp_path / "studies/results" / file.parent.name)
+        for each in (file, file.with_name("study.yaml")):
+            shutil.copy(each, tmp_path / "studies/results" / file.parent.name)
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     (tmp_path / "docs/results.md").write_text(
         text.replace("no loss on pairs", "every loss on pairs"), encoding="utf-8"
@@ -192,6 +193,23 @@ def test_a_page_of_results_that_was_changed_by_hand_fails_the_check(tmp_path):
     said = script.main(["--check", "--root", str(tmp_path)])
 
     assert said == "results.md is not what the recorded rows say; run `python docs/findings.py`."
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [([], ""), (["b"], "The starred comparisons of b were "), (["a", "b"], "The starred comparisons were ")],
+)
+def test_a_finding_says_which_starred_comparisons_were_named_after_their_results(tmp_path, late, said):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        is_late = "true" if name in late else "false"
+        (tmp_path / name / "study.yaml").write_text(f"name: {name}\nprimary_after_results: {is_late}\n")
+    rows = [((name, "x", "sft"), {"family": "primary", "p_value": 0.1}) for name in "ab"]
+    plain = [(("c", "x", "sft"), {"family": "others", "p_value": 0.1})]
+
+    text = findings().after_results(tmp_path, rows + plain)
+
+    assert text == (said and f"{said}named after their results were known, so they confirm nothing.\n\n")
 
 
 def test_a_sentence_that_the_numbers_do_not_bear_is_refused():

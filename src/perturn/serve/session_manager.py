@@ -60,8 +60,8 @@ class SessionManager:
         self._of_response: dict[str, Session] = {}
         self._numbers = 0
         self._writer = ThreadPoolExecutor(1, "perturn-record")
-        self._ending = 0
-        """Number of sessions that are being rewarded and recorded."""
+        self._ending: dict[asyncio.Future[Trajectory], str] = {}
+        """Names of sessions that are being rewarded and recorded."""
 
     def start(self) -> None:
         """Start the engine's thread, for the running event loop."""
@@ -133,10 +133,11 @@ class SessionManager:
         """Open a session.
 
         Raises:
-            Refusal: If the session is open, its episode is already recorded, or too many sessions are open.
+            Refusal: If the session is open or being recorded, its episode is recorded, or too many sessions are open.
         """
-        if name in self._sessions:
-            raise Refusal(409, f"session {name!r} is open already.", "session_exists", "session")
+        if name in self._sessions or name in self._ending.values():
+            state = "open already" if name in self._sessions else "being recorded"
+            raise Refusal(409, f"session {name!r} is {state}.", "session_exists", "session")
         if len(self._sessions) >= self.settings.max_sessions:
             self.counts["refused"] += 1
             raise Refusal(
@@ -270,12 +271,12 @@ class SessionManager:
             Refusal: If the session has already ended, or cannot be recorded. A session that is not recorded stays open.
         """
         ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
-        self._ending += 1
+        self._ending[ended] = session.id
         ended.add_done_callback(self._is_ended)
         return await asyncio.shield(ended)  # continues if the client disconnects
 
     def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
-        self._ending -= 1
+        del self._ending[ended]
         ended.exception()  # marks the exception as retrieved; a waiting caller still gets it
 
     async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
