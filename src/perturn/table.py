@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, check_free, closest
 from perturn.io.plain_data import error_text
+from perturn.io.user_code import imported_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -89,16 +90,18 @@ class Table(Mapping[str, T], Generic[T]):
 
 
 def name_of(entries: Mapping[str, Any], kind: type) -> str:
-    """Return the name of a class in a table.
+    """Return the name of a class in a table. A class of the user's code has the name by which it was imported.
 
     Entries with the location of the class are compared first, so usually no other entry is loaded.
 
     Raises:
-        ConfigError: If the class is not in the table.
+        ConfigError: If the class is neither in the table nor imported by its name.
     """
     names, first = list(entries), ("", f"{kind.__module__}:{kind.__qualname__}")
     if isinstance(entries, Table):
         names.sort(key=lambda name: entries.target(name) not in first)
+        if (own := imported_name(kind)) is not None and not any(entries.target(name) in first for name in names):
+            return own
     found = next((name for name in names if entries[name] is kind), None)
     if found is None:
         raise ConfigError(

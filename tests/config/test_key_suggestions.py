@@ -83,16 +83,6 @@ def test_a_name_that_is_null_is_refused(key):
 
 
 @pytest.mark.parametrize(
-    ("key", "group"),
-    [("explore", "explorers"), ("rows", "rows"), ("align.loss", "losses")],
-)
-def test_a_class_by_its_place_is_sent_to_the_entry_points(key, group):
-    """In the sections that take names of their table alone."""
-    assert f"unknown {key}.name 'mine:Own'. It must be a name of the table; " in said(f"{key}.name=mine:Own")
-    assert f"as an entry point of perturn.{group} " in said(f"{key}.name=mine:Own")
-
-
-@pytest.mark.parametrize(
     ("word", "says"),
     [
         ("align.loss=dpo", "align.loss must be a mapping, got 'dpo'. Write align.loss.name=dpo."),

@@ -10,7 +10,7 @@ from typing import Any
 from perturn.bounds import EntryOf, hints_of, marks
 from perturn.config.peer_settings import peers
 from perturn.errors import closest, did_you_mean
-from perturn.table import Table, missing_methods
+from perturn.table import missing_methods
 from perturn.table_index import LISTED, TABLES, table
 
 _MOST_SHOWN = 2
@@ -145,11 +145,6 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
         entries: The table.
     """
     said, listed = f"unknown {where}.name {name!r:.200}.", did_you_mean(name, entries)
-    if ":" in name and isinstance(entries, Table):
-        return (
-            f"{said} It must be a name of the table; a package adds a class of its own as an entry point of "
-            f"{entries.group} (docs: perturn.table.Table).{listed}"
-        )
     other = next((kind for kind in TABLES if name in (found := table(kind)) and found is not entries), None)
     if other is None:
         return f"{said}{listed}{missing_methods()}"

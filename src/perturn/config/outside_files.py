@@ -12,6 +12,7 @@ from typing import Any
 
 from perturn.bounds import EntryOf, Outside, hints_of, marks
 from perturn.config.recipe import Recipe
+from perturn.io.user_code import imported_name
 from perturn.table_index import table
 
 _WRITTEN = re.compile(
@@ -55,6 +56,9 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
     elif entry is not None and not dataclasses.is_dataclass(value):
         yield from _of_entry(value or {}, entry, where)
     elif dataclasses.is_dataclass(value):
+        own = imported_name(type(value)) if entry is not None else None
+        if own is not None:
+            yield Named(f"{where}.name", own, "code")
         settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         yield from _settings(settings, type(value), where)
     elif isinstance(value, Mapping):

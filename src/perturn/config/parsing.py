@@ -23,6 +23,7 @@ from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key
 from perturn.config.row_maker_settings import ROWS, check_row_maker
 from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
 from perturn.io.read_input import parse_yaml
+from perturn.io.user_code import load_object
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
 from perturn.table import making, name_of
 from perturn.table_index import table as table_of
@@ -162,7 +163,7 @@ def build(
 
     Args:
         table: Classes, by name.
-        section: `name` and settings.
+        section: `name` and settings. A name `file.py:Class` or `module:Class` is a class of the user's code.
         where: Dotted path of the section in the recipe.
         also: Keys of the section that are not settings of the object.
         root: The dataclass of the whole recipe, for messages; None: the section is used alone.
@@ -170,6 +171,9 @@ def build(
     """
     _require_name(section, where, lambda: table)
     name = str(section.get("name"))
+    if ":" in name and name not in table:
+        table = {name: load_object(name)}
+        check_type(f"{where}.name {name!r}", table[name], type, "a class")
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
     own = (
@@ -364,10 +368,17 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
 
 def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
     """Drop the settings that a section's old entry has and its new entry `name` does not."""
-    table, before = table_of(mark.table), str(section.get("name", mark.default))
-    if before in table and name in table:
-        for key in _settings(table[before]).keys() - _settings(table[name]).keys():
+    before = _class_of(mark, str(section.get("name", mark.default)))
+    after = _class_of(mark, name)
+    if before is not None and after is not None:
+        for key in _settings(before).keys() - _settings(after).keys():
             section.pop(key, None)
+
+
+def _class_of(mark: EntryOf, name: str) -> Any:
+    """Return the class that a section's `name` picks; None if there is none."""
+    found = load_object(name) if ":" in name else table_of(mark.table).get(name)
+    return found if isinstance(found, type) else None
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -155,8 +155,8 @@ class RowMaker(Protocol):
                 rows = [WeightedTrajectory(one, (1.0,) * len(one.turns)) for one in good]
                 return Made(rows, {"kept": len(rows)}, "" if rows else "none is a short success")
 
-    A package registers its row makers under `[project.entry-points."perturn.rows"]`. A recipe chooses one in
-    `rows.name`.
+    A recipe chooses a row maker in `rows.name`, by its name or as `file.py:Class`. A package registers its row makers
+    under `[project.entry-points."perturn.rows"]`.
     """
 
     @property

@@ -84,12 +84,15 @@ def mark(recipe: Recipe, iteration: int) -> str:
 
 
 def policy_of(recipe: Recipe, iteration: int) -> str:
-    """Return the name of the policy that an iteration makes; iteration 0 is the policy before the first iteration."""
+    """Return the name of the policy that an iteration makes; iteration 0 is the policy before the first iteration.
+
+    If the loss is a class of the user's code, `file.py:Class`, the policy has the name of the class.
+    """
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
     by_rows = recipe.rows is not None and recipe.rows.traits.names_policy
     name = rows_name(recipe) if by_rows else recipe.align.loss["name"]
-    return f"{name}{mark(recipe, iteration)}"
+    return f"{str(name).rpartition(':')[2]}{mark(recipe, iteration)}"
 
 
 def is_of_run(recipe: Recipe, name: str) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 from perturn.errors import ConfigError, did_you_mean
 
 _PERTURN = Path(__file__).parents[1]
+_NAMES: dict[type, str] = {}
+"""Class of the user's code -> the name by which `load_object` imported it last."""
 
 
 def load_object(name: str) -> Any:
@@ -37,7 +39,7 @@ def load_object(name: str) -> Any:
         found = _module_of_file(module) if module.endswith(".py") else _module_of_name(module)
         if not hasattr(found, attribute):
             raise AttributeError(f"the module has no {attribute!r}")
-        return getattr(found, attribute)
+        entry = getattr(found, attribute)
     except Exception as error:  # a module is user code and may raise anything
         known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
         where = _at(error, module)
@@ -49,6 +51,14 @@ def load_object(name: str) -> Any:
         raise ConfigError(
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}{where}; {remedy}.{known}"
         ) from error
+    if isinstance(entry, type):
+        _NAMES[entry] = name
+    return entry
+
+
+def imported_name(kind: type) -> str | None:
+    """Return the name by which `load_object` imported a class, such as `file.py:Class`; None if it did not."""
+    return _NAMES.get(kind)
 
 
 def _module_of_name(module: str) -> ModuleType:

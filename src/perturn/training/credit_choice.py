@@ -9,8 +9,7 @@ from typing import Any
 
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
-from perturn.errors import ConfigError, check_belongs, check_none, check_type
-from perturn.io.user_code import load_object
+from perturn.errors import ConfigError, check_belongs, check_none
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Reference, check_declarations, keywords, names_of
@@ -34,9 +33,7 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
         ConfigError: If there is no such credit, a setting is wrong, or the credit does not declare its inputs.
     """
     name = str(section.get("name"))
-    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
-    check_type(f"credit.name {name!r}", table.get(name, type), type, "a class, as perturn.credit.Credit says")
-    credit: Credit = build(table, section, "credit")
+    credit: Credit = build(CREDITS, section, "credit")
     check_credit(credit, name)
     return credit
 
