@@ -1,4 +1,4 @@
-"""A loss, an explorer, a row maker and an engine in a file of the user's, named as `file.py:Class`, without a package."""
+"""Loss, explorer, row maker and engine in a file of the user's, named as `file.py:Class`, without a package."""
 
 import json
 import shutil

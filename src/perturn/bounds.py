@@ -132,8 +132,17 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 def bounded(kind: type[T]) -> type[T]:
-    """Make a dataclass check its bounds when it is constructed. Write this decorator below `@dataclass`."""
-    kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
+    """Make a dataclass check its bounds when it is constructed. Write this decorator below `@dataclass`.
+
+    A `__post_init__` of the class or of its base class runs after the check.
+    """
+    own = getattr(kind, "__post_init__", check_bounds)
+
+    def __post_init__(settings: Any) -> None:
+        check_bounds(settings)
+        own(settings)
+
+    kind.__post_init__ = check_bounds if own is check_bounds else __post_init__  # type: ignore[attr-defined]
     return kind
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from perturn.bounds import Bound, texts
+from perturn.bounds import Bound, bounded, texts
 from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
@@ -188,6 +188,37 @@ def test_bounds_hold_without_a_recipe_too():
         Sampling(temperature=float("nan"))
     with pytest.raises(ValueError, match=r"top_p must be > 0, got 0\."):
         Sampling(top_p=0)
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class Range:
+    """Two numbers, the first of them smaller."""
+
+    low: Annotated[int, Bound(least=0)] = 0
+    high: int = 1
+
+    def __post_init__(self):
+        if self.low > self.high:
+            raise ValueError("low must be <= high.")
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class NamedRange(Range):
+    """A range with a name."""
+
+    label: str = ""
+
+
+@pytest.mark.parametrize("kind", [Range, NamedRange])
+def test_a_class_with_bounds_keeps_its_own_checks(kind):
+    """Also those of its base class, after the bounds."""
+    with pytest.raises(ValueError, match=r"low must be >= 0, got -1\."):
+        kind(low=-1, high=-2)
+    with pytest.raises(ValueError, match=r"low must be <= high\."):
+        kind(low=2)
+    assert kind(low=1).low == 1
 
 
 def test_bounds_of_a_constructor_hold_in_a_section():
