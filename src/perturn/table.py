@@ -100,7 +100,9 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
     names, first = list(entries), ("", f"{kind.__module__}:{kind.__qualname__}")
     if isinstance(entries, Table):
         names.sort(key=lambda name: entries.target(name) not in first)
-        if (own := imported_name(kind)) is not None and not any(entries.target(name) in first for name in names):
+        if (own := imported_name(kind)) is not None and not any(
+            entries.target(name) in first for name in names
+        ):
             return own
     found = next((name for name in names if entries[name] is kind), None)
     if found is None:

@@ -3,6 +3,7 @@
 import pytest
 
 from perturn.report import summarize
+from perturn.report.figures.score_figures import errors_by_turn, passes_by_episodes
 from perturn.report.figures.turn_figures import values_by_turn
 
 
@@ -146,3 +147,54 @@ def test_numbers_of_a_loss_have_a_title_and_a_unit(run, make):
     assert "KL to the behavior policy" in page
     assert "k3 of the sampling policy against the policy now, in nats a token." in page
     assert "My number" in page
+
+
+def test_pass_at_k_and_pass_hat_k_are_drawn_for_policies_that_play_a_task_several_times():
+    """A policy with single episodes has no line; a missing end of an interval has no bar."""
+    found = {
+        "pass_at": {
+            "1": {"mean": 0.5, "interval": [0.2, 0.8], "n": 4},
+            "2": {"mean": 0.75, "interval": [0.4, None], "n": 4},
+        },
+        "pass_hat": {
+            "1": {"mean": 0.5, "interval": [0.2, 0.8], "n": 4},
+            "2": {"mean": 0.25, "interval": [0.1, 0.6], "n": 4},
+        },
+    }
+
+    figure = passes_by_episodes({"base": {"name": "base"}, "a<b": found})
+
+    at, hat = figure.data
+    assert (at.name, hat.name) == ("a&lt;b, pass@k", "a&lt;b, pass^k")
+    assert (list(at.x), list(at.y), list(hat.y)) == ([1, 2], [0.5, 0.75], [0.5, 0.25])
+    assert list(at.error_y.array) == pytest.approx([0.3, 0.0])
+    assert list(at.error_y.arrayminus) == pytest.approx([0.3, 0.35])
+    assert passes_by_episodes({"base": {"name": "base"}}) is None
+
+
+def test_errors_by_turn_are_drawn_before_and_after_the_first_error():
+    def rate(mean):
+        return {"mean": mean, "interval": [0.0, 1.0], "n": 2, "turns": 2}
+
+    rows = [
+        {"turn": 1, "before": rate(0.5), "after": None},
+        {"turn": 2, "before": rate(0.0), "after": rate(1.0)},
+        {"turn": 3, "before": None, "after": rate(0.25)},
+    ]
+    figure = errors_by_turn({"sft": {"errors": {"kind": "wrong", "by_turn": rows}}, "base": {"errors": None}})
+
+    before, after = figure.data
+    assert (before.name, list(before.x), list(before.y)) == ("sft, up to the first error", [1, 2], [0.5, 0.0])
+    assert (after.name, list(after.x), list(after.y)) == ("sft, after it", [2, 3], [1.0, 0.25])
+    without = [{"turn": 1, "before": rate(0.0), "after": None}]
+    assert errors_by_turn({"sft": {"errors": {"kind": "invalid", "by_turn": without}}}) is None
+
+
+def test_the_report_draws_the_errors_of_its_policies_by_turn(run, make):
+    """The figure has the numbers of `summary.json`."""
+    figure = make.page_of(run).figure("errors")
+    row = next(each for each in summarize(run)["policies"] if each["name"] == "sft")
+
+    line = next(trace for trace in figure["data"] if trace["name"] == "sft, up to the first error")
+    expected = [each["before"]["mean"] for each in row["errors"]["by_turn"] if each["before"]]
+    assert line["y"] == pytest.approx(expected)

@@ -180,7 +180,8 @@ def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-_ERRORS = {"wrong": "turns that do not bring the success nearer", "invalid": "invalid turns"}
+ERRORS = {"wrong": "turns that do not bring the success nearer", "invalid": "invalid turns"}
+"""Kind of error -> its name; see `perturn.analysis.turn_errors`."""
 
 
 def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -196,7 +197,7 @@ def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
             before, after, difference = (errors[key] for key in ("before", "after", "difference"))
             ends = brackets("?" if end is None else f"{100 * end:+.1f}" for end in difference["interval"])
             found.append(
-                f"{row['name']}, {_ERRORS[errors['kind']]}: {_share(before)} of the turns up to the first such turn of "
+                f"{row['name']}, {ERRORS[errors['kind']]}: {_share(before)} of the turns up to the first such turn of "
                 f"an episode, {_share(after)} of later turns; difference {100 * difference['mean']:+.1f} points {ends}."
             )
         if errors and errors["back"]:

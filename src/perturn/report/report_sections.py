@@ -10,6 +10,7 @@ from markupsafe import Markup
 from plotly.io import to_json
 
 from perturn.analysis.iteration_table import unit_of
+from perturn.analysis.number_text import ERRORS
 from perturn.analysis.run_contents import RecordedRun, Row
 from perturn.analysis.run_summary import scores_by_task
 from perturn.report import figures
@@ -159,13 +160,14 @@ def sections(
     align = {name: run.align for name, run in runs.items() if run.align}
     return {
         "kind": _by_kind(runs, summaries),
+        "passes": _passes(summaries),
         "tasks": _differences(runs),
         "confidence": [
             each
             for number, (name, run) in enumerate(runs.items())
             for each in _confidence(run, _of(name, runs), f"-{number}" if number else "")
         ],
-        "length": _lengths(runs),
+        "length": [*_lengths(runs), *_errors(summaries)],
         "learning": _learning(summaries),
         "iterations": _by_iteration(summaries),
         "ledger": _ledgers(summaries),
@@ -303,6 +305,33 @@ def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
         "an episode on success, short ones are short because they succeeded."
     )
     return draw("length", "Length against success", caption, figures.success_by_length(found))
+
+
+def _passes(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    caption = (
+        "pass@k: the probability that any of k episodes of a task succeeds. pass^k: that all of them succeed. Unbiased "
+        "estimates, 95\u00a0% intervals over tasks."
+    )
+    return draw("passes", "", caption, figures.passes_by_episodes(_last(summaries)))
+
+
+def _errors(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    shown = _last(summaries)
+    kinds = {row["errors"]["kind"] for row in shown.values() if row.get("errors")}
+    caption = (
+        f"Share of {' or of '.join(sorted(ERRORS[kind] for kind in kinds))}, by turn: before and after the first such "
+        "turn of the episode. 95\u00a0% intervals, clustered by episode. Later turns have fewer episodes."
+    )
+    return draw("errors", "Errors by turn", caption, figures.errors_by_turn(shown))
+
+
+def _last(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of all policies of a single run, or of the last policy of each run, by the name that is shown."""
+    return {
+        row["name"] if len(summaries) == 1 else f"{name} / {row['name']}": row
+        for name, summary in summaries.items()
+        for row in (summary["policies"] if len(summaries) == 1 else summary["policies"][-1:])
+    }
 
 
 def _of(name: str, runs: Mapping[str, Any]) -> str:

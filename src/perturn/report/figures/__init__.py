@@ -3,6 +3,8 @@
 from perturn.report.figures.base import theme
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars
 from perturn.report.figures.score_figures import (
+    errors_by_turn,
+    passes_by_episodes,
     score_by_kind,
     success_by_length,
     task_differences,
@@ -16,11 +18,13 @@ __all__ = [
     "Line",
     "confidence_bars",
     "confidence_spread",
+    "errors_by_turn",
     "group_map",
     "iteration_curve",
     "learning_curve",
     "ledger_bars",
     "metric_lines",
+    "passes_by_episodes",
     "score_by_kind",
     "success_by_length",
     "task_differences",

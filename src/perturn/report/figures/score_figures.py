@@ -1,4 +1,4 @@
-"""Draw scores of policies by kind of task, by length and by task."""
+"""Draw scores of policies by kind of task, by length, by task and by number of episodes, and their errors by turn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perturn.report.figures.base import (
     GREY,
     SIDES,
     lay_out,
+    number_turns,
     plain,
     policy_colors,
     reach,
@@ -104,6 +105,66 @@ def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figur
     named = "tasks, by difference" if step == 1 else f"every {step}th task, by difference"
     lay_out(figure, named, "difference", height=240, showlegend=False, bargap=0.15)
     return figure.update_layout(margin_t=10).update_xaxes(showticklabels=False, showgrid=False)
+
+
+def passes_by_episodes(policies: Mapping[str, Mapping[str, Any]]) -> go.Figure | None:
+    """Draw pass@k and pass^k by k, with their intervals; None if no policy played a task several times.
+
+    Args:
+        policies: Row of each policy in `summary.json`, by the name that is shown.
+    """
+    figure = go.Figure()
+    for key, name, dash in (("pass_at", "pass@k", "solid"), ("pass_hat", "pass^k", "dot")):
+        for policy, row in policies.items():
+            found = row.get(key) or {}
+            means = [each["mean"] for each in found.values()]
+            if means:
+                figure.add_scatter(
+                    name=f"{plain(policy)}, {name}",
+                    x=[int(k) for k in found],
+                    y=means,
+                    error_y=reach(means, [each["interval"] for each in found.values()]) | {"thickness": 1.2},
+                    customdata=[[each["n"]] for each in found.values()],
+                    mode="lines+markers",
+                    line={"color": policy_colors(policies)[policy], "width": 1.6, "dash": dash},
+                    hovertemplate="k = %{x}: %{y:.1%} of %{customdata[0]} tasks",
+                )
+    if not figure.data:
+        return None
+    lay_out(figure, "k, episodes of a task", "probability")
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    return number_turns(figure, max(trace.x[-1] for trace in figure.data), most=10)
+
+
+def errors_by_turn(policies: Mapping[str, Mapping[str, Any]]) -> go.Figure | None:
+    """Draw the error rate of each turn before and after a first error of its episode; None without errors.
+
+    Args:
+        policies: Row of each policy in `summary.json`, by the name that is shown.
+    """
+    figure = go.Figure()
+    for side, name, dash in (("before", "up to the first error", "solid"), ("after", "after it", "dot")):
+        for policy, row in policies.items():
+            of_turns = (row.get("errors") or {}).get("by_turn", ())
+            found = [(each["turn"], each[side]) for each in of_turns if each[side]]
+            means = [each["mean"] for _, each in found]
+            if means:
+                figure.add_scatter(
+                    name=f"{plain(policy)}, {name}",
+                    x=[turn for turn, _ in found],
+                    y=means,
+                    error_y=reach(means, [each["interval"] for _, each in found]) | {"thickness": 0.8},
+                    customdata=[[each["n"]] for _, each in found],
+                    mode="lines+markers",
+                    marker_size=5,
+                    line={"color": policy_colors(policies)[policy], "width": 1.6, "dash": dash},
+                    hovertemplate="turn %{x}: %{y:.1%} of %{customdata[0]} episodes",
+                )
+    if not any(mean for trace in figure.data for mean in trace.y):
+        return None
+    lay_out(figure, "turn", "share of errors")
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    return number_turns(figure, max(trace.x[-1] for trace in figure.data), most=10)
 
 
 def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int, bool]]]:
