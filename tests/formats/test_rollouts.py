@@ -323,3 +323,59 @@ def test_text_without_markup_is_one_message():
     assert conversation_of("<s>Find it.</s>") == [{"role": "user", "content": "Find it."}]
     assert conversation_of("\n") == []
     assert response_of("done</s>") == [{"role": "assistant", "content": "done"}]
+
+
+def conversation(*said, **more):
+    """A record with alternating messages of user and assistant."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+    return {"messages": messages, **more}
+
+
+def test_scored_conversations_are_episodes(bring, tmp_path):
+    """`reward` counts before `score`; without `task`, the first user message is the task."""
+    first = conversation("hi", "yes", "more", "done", task="a", reward=1.0, score=0.0, model="mine")
+    second = conversation("hi", "no", score=0, truncated=True)
+    second["messages"][1]["weight"] = 0
+    third = conversation("hi", "no", reward=0.25, error="no box")
+
+    account, found = bring([first, second, conversation("hi", "no"), third], model=False)
+
+    assert format_of(tmp_path / "log.jsonl") == "conversations"
+    assert [(one.task.id, one.sample, one.total_reward, one.success) for one in found] == [
+        ("a", 0, 1.0, True),
+        ("hi", 0, 0.0, False),
+        ("hi", 1, 0.25, False),
+    ]
+    assert [turn.action.text for turn in found[0].turns] == ["yes", "done"]
+    assert (found[0].policy, found[0].turns[1].reward) == ("mine", 1.0)
+    assert (found[1].turns[0].trained, found[1].truncated, found[1].turns[0].action.ended) == (
+        False,
+        True,
+        False,
+    )
+    assert (found[2].status, found[2].error) == (Status.FAILED, "no box")
+    assert account.calls == {"rollouts": 3, "unscored": 1}
+
+
+def test_a_request_with_its_response_is_no_conversation(tmp_path):
+    """LiteLLM logs the messages, the response and its score side by side."""
+    answer = {"choices": [{"message": {"role": "assistant", "content": "b"}}]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(conversation("a", score=1) | {"response": answer}))
+
+    assert format_of(tmp_path / "log.jsonl") == "requests"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (conversation("hi", reward=1), "expected an assistant message after the prompt, got none"),
+        ({"messages": ["hi"], "reward": 1}, "expected an assistant message after the prompt, got none"),
+        ({"messages": [{"role": "judge", "content": "hi"}], "reward": 1}, "judge"),
+    ],
+)
+def test_conversations_that_cannot_be_read_are_counted(record, said, bring):
+    account, found = bring([conversation("hi", "yes", reward=1), record], model=False)
+
+    assert len(found) == 1
+    assert account.calls == {"rollouts": 1, "unsupported": 1}
+    assert said in str(account.faults)

@@ -83,3 +83,66 @@ def test_two_episodes_with_one_number_are_refused(recipe, tmp_path):
 def test_what_a_file_cannot_give_is_refused(words, said, recipe):
     with pytest.raises(ConfigError, match=said):
         read_recipe(recipe, words)
+
+
+def test_conversations_without_a_reward_are_no_explored_episodes(recipe, tmp_path):
+    """They are said before the run begins, with the command that reads rewards."""
+    said = {"messages": [*ASKED, {"role": "assistant", "content": "go"}], "reward": 1.0}
+    (tmp_path / "theirs.jsonl").write_text(json.dumps(said) + "\n")
+
+    with pytest.raises(
+        DataError,
+        match=r"theirs\.jsonl:1: the row is a conversation, .* `perturn import-logs` makes episodes",
+    ):
+        done("collect", recipe)
+
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_dry_run_counts_the_episodes_of_a_file(recipe):
+    """And measures their lengths."""
+    settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]
+
+    found = CliRunner().invoke(app, ["run", str(recipe), *settings, "--dry-run"], catch_exceptions=False)
+
+    said = " ".join(found.output.split())
+    assert "5 episodes, 1 epochs" in said
+    assert "the first 5 rows of" in said
+    assert "on average 2.0 turns" in said
+
+
+def test_conversations_with_rewards_become_pairs_and_train(tmp_path, monkeypatch):
+    """From JSON lines of texts to a trained policy, in two commands."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "task": task,
+            "messages": [
+                {"role": "user", "content": f"go to {task}"},
+                {"role": "assistant", "content": "look"},
+                {"role": "user", "content": "You are in the middle of a room."},
+                {"role": "assistant", "content": "take mug 1" if reward else "inventory"},
+            ],
+            "reward": reward,
+        }
+        for task in ("shelf 1", "desk 1")
+        for reward in (1.0, 0.0)
+    ]
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "name": "scored",
+        "model": {"name": "tiny-agent"},
+        "explore": {"name": "file", "path": "imported.jsonl"},
+        "rows": {"name": "group-pairs"},
+        "align": {"loss": {"name": "tlm-dre"}},
+    }
+    (tmp_path / "scored.yaml").write_text(yaml.safe_dump(settings))
+
+    done("import-logs", "episodes.jsonl", "--output", "imported.jsonl")
+    done("run", "scored.yaml")
+
+    pairs = [json.loads(line) for line in (tmp_path / "runs/scored/pairs.jsonl").read_text().splitlines()]
+    assert [(pair["chosen"]["total_reward"], pair["rejected"]["total_reward"]) for pair in pairs] == [
+        (1.0, 0.0)
+    ] * 2
+    assert (tmp_path / "runs/scored/checkpoints/tlm-dre/model.safetensors").is_file()

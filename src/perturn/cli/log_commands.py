@@ -59,7 +59,7 @@ def import_logs(
         typer.Option(
             "--format",
             help="Logs: otel, langsmith, langfuse, requests. Rollouts: verifiers, verl, skyrl, trl, art, "
-            "agent-lightning. Default: recognised from the records.",
+            "agent-lightning, conversations. Default: recognised from the records.",
         ),
     ] = None,
     output: Annotated[

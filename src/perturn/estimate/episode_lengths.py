@@ -183,17 +183,23 @@ def _assumed_answer(recipe: Recipe) -> float:
 
 
 def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, Any]:
-    """Return the average lengths of the first rows of the user's own file; empty without such a file."""
-    traits = recipe.rows.traits if recipe.rows else None
-    own = traits.source if traits else None
-    if traits is None or own is None or renderer is None:
+    """Return the average lengths of the first rows of the user's own file; empty without such a file.
+
+    Of a file of explored episodes, also return their number.
+    """
+    explored = recipe.explore.traits.source if recipe.explore else None
+    own = explored or (recipe.rows.traits.source if recipe.rows else None)
+    if own is None or (renderer is None and explored is None):
         return {}
-    rows: list[Any] = list(islice(rows_of(user_path(own, "rows.path"), ROWS_OF[traits.makes]), _READ))
+    kind = ROWS_OF[recipe.rows.traits.makes] if recipe.rows and explored is None else Trajectory
+    source = rows_of(user_path(own, "rows.path" if explored is None else "explore.path"), kind)
+    rows: list[Any] = list(islice(source, _READ))
+    counts = {"explore": len(rows) + sum(1 for _ in source)} if explored else {}
     shown = [side for row in rows for side in _sides(row) if side.turns]
-    if not shown:
-        return {}
+    if not shown or renderer is None:
+        return counts
     found = _lengths(shown, renderer(shown))
-    return found | {"limit": found["turns"], "source": f"the first {len(rows)} rows of {own}"}
+    return counts | found | {"limit": found["turns"], "source": f"the first {len(rows)} rows of {own}"}
 
 
 def _sides(row: Trajectory | PreferencePair | WeightedTrajectory) -> tuple[Trajectory, ...]:

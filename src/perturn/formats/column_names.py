@@ -41,10 +41,11 @@ _METADATA = re.compile(
     r"(?:.*_)?(?:ids?|uuid|index|idx|hash|url|license|date|time|timestamp|created|created_at|version|name|names|source|"
     r"sources|dataset|split|subset|config|category|categories|topic|domain|task|type|kind|level|difficulty|language|"
     r"lang|tag|tags|model|models|generator|annotator|author|user|metadata|meta|extra|extra_info|info|comment|comments|"
-    r"note|notes|score|scores|rating|ratings|reward|margin|length|tokens|turns|channel|parallel_tool_calls)"
-    r"(?:_chosen|_rejected)?"
+    r"note|notes|margin|length|tokens|turns|channel|parallel_tool_calls)(?:_chosen|_rejected)?|"
+    r"(?:.*_)?(?:scores?|ratings?|rewards?)_(?:chosen|rejected)"
 )
-"""Pattern of the names of metadata columns. They are ignored without a warning."""
+"""Pattern of the names of metadata columns, which are ignored without a warning. The score of a single conversation is
+none of them: it may say that the conversation failed."""
 
 
 class Columns(NamedTuple):

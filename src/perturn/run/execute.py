@@ -53,6 +53,7 @@ from perturn.types import (
     Trajectory,
     WeightedTrajectory,
     failed,
+    has_outcome,
     succeeded,
 )
 
@@ -266,15 +267,22 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
         with within(f"{key}: ", DataError):
             open_rows(file)
         most = recipe.model.max_length
-        can_be_written = None if renderer is None else partial(_check_row, renderer, most)
-        deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
+        can_be_used = partial(_check_row, renderer, most, key == "explore.path")
+        deque(rows_of(user_path(file, key), kind, can_be_used), maxlen=0)
 
 
-def _check_row(renderer: Renderer, max_length: int | None, row: Row) -> None:
-    """Reject a user's row that the chat template rejects, or a pair of equal sides.
+def _check_row(renderer: Renderer | None, max_length: int | None, explored: bool, row: Row) -> None:
+    """Reject a user's row that the chat template rejects, a pair of equal sides, or an explored row without outcome.
 
     Rows that are not trained on are not checked.
     """
+    if explored and isinstance(row, Trajectory) and not has_outcome(row):
+        raise DataError(
+            "the row is a conversation, and has no task and no reward. `perturn import-logs` makes episodes of rows "
+            "with `messages`, `reward` and `task`."
+        )
+    if renderer is None:
+        return
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:

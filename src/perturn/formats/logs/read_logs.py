@@ -16,6 +16,7 @@ from perturn.formats.logs.otel_spans import is_otel, read_otel
 from perturn.formats.logs.request_logs import is_request_log, read_request_logs
 from perturn.formats.rollouts.agent_lightning import is_agent_lightning, read_agent_lightning
 from perturn.formats.rollouts.art_trajectories import is_art, read_art
+from perturn.formats.rollouts.scored_conversations import is_conversation, read_conversations
 from perturn.formats.rollouts.skyrl_rollouts import is_skyrl, read_skyrl
 from perturn.formats.rollouts.trl_completions import is_trl, read_trl
 from perturn.formats.rollouts.verifiers_results import is_verifiers, read_verifiers
@@ -36,6 +37,9 @@ FORMATS: Mapping[str, LogFormat] = {
     "art": LogFormat("ART: trajectories and groups", is_art, read_art),
     "agent-lightning": LogFormat(
         "agent-lightning: events, spans and triplets", is_agent_lightning, read_agent_lightning
+    ),
+    "conversations": LogFormat(
+        "conversations with a reward: messages, reward and task", is_conversation, read_conversations
     ),
     "requests": LogFormat(
         "requests and responses of the APIs of OpenAI and Anthropic, as proxies and LiteLLM log them",
