@@ -40,6 +40,7 @@ def test_three_methods_are_an_environment():
         (("won", 1.0, True, {}), Observation("won", 1.0, True, True)),
         (("lost", 1.0, True, {"success": False}), Observation("lost", 1.0, True)),
         (("what?", 0.0, False, {"valid": False}), Observation("what?", valid=False)),
+        (("go", 0.0, False, {"state_key": "hall"}), Observation("go", state_key="hall")),
         (("cut", 1.0, False, True, {}), Observation("cut", 1.0, True)),
         (("won", 1.0, True, False, {}), Observation("won", 1.0, True, True)),
         (("go", 0.0, False, {"admissible_commands": ["up"]}), Observation("go", admissible=("up",))),

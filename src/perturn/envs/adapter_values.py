@@ -74,6 +74,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     """Convert the five values that Gymnasium's `step` returns to an observation.
 
     If `info` has no `success`, an episode counts as solved if it terminates with a positive reward in its last step.
+    `info` may also have `valid`, `state_key` and `admissible_commands`.
     Values of the wrong type are kept, so that the caller can report them.
 
     Raises:
@@ -88,6 +89,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
         terminated=terminated or truncated,
         success=bool(terminated) and earned if success is None else bool(success),
         valid=valid is None or bool(valid),
+        state_key=info.get("state_key"),
         admissible=admissible,
     )
 
