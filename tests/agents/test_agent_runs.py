@@ -186,6 +186,7 @@ REFUSED = [
         {"worlds": {"processes": 2}},
         "worlds.processes is set, and each episode of agent starts its own processes",
     ),
+    ({"worlds": {"pass_env": ["A_KEY", "B_KEY"]}}, r"write environment.pass_env=\[A_KEY, B_KEY\]"),
     ({"evaluate": {"tasks": {"split": "test"}, "turns": {"limit": 3}}}, "evaluate.turns tells a policy"),
     ({"credit": {"name": "matchtir"}}, "matchtir needs tool-matches, which asks the environment"),
 ]

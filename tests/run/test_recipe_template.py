@@ -1,6 +1,7 @@
 """`perturn init`: a recipe that is read back as it was meant, short or with a comment at every setting."""
 
 import dataclasses
+import json
 import re
 import typing
 
@@ -91,6 +92,19 @@ def test_other_models_get_the_protocol_of_the_environment(file):
     write_recipe(file, environment="alfworld-like", model="some/model")
 
     assert read_recipe(file).protocol.name == "alfworld-eto"
+
+
+def test_a_recipe_for_an_agent_program_leaves_room_for_its_answers(file, tmp_path):
+    """An answer may hold thoughts and calls."""
+    rows = [{"id": str(number), "split": ("train", "test")[number % 2]} for number in range(8)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    program = [f"environment.tasks={tmp_path / 'tasks.jsonl'}", "environment.command=[python, mine.py]"]
+
+    write_recipe(file, environment="agent", model="some/model", overrides=program)
+
+    recipe = read_recipe(file)
+    assert (recipe.explore.sampling.max_new_tokens, recipe.evaluate.sampling.max_new_tokens) == (512, 512)
+    assert (recipe.environment["command"], recipe.protocol.name) == (["python", "mine.py"], "agent")
 
 
 def uncommented(text):

@@ -21,6 +21,7 @@ from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.envs.world_process import plays_itself
 from perturn.errors import ConfigError, check_fit, check_known, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
@@ -175,7 +176,7 @@ def _chosen(
         taught, explored, evaluated = _task_lists(env, has_expert)
         packaged = _protocol_of_policy(model, environment)
         protocol = packaged or _protocol(env, "action" if small else "react")
-    most = 128 if protocol.get("format") in ("react", "tools") else 32
+    most = 512 if plays_itself(environment) else 128 if protocol.get("format") in ("react", "tools") else 32
     if packaged and (trained_with := PROTOCOLS[packaged["name"]].sampling):
         most = trained_with.max_new_tokens
     training: dict[str, Any] = {"batch_size": 4}

@@ -50,6 +50,9 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             f"protocol.{key} is set, and an agent's program writes its own prompts; leave it out, and let the program "
             "say it."
         )
+    if recipe.worlds.pass_env:
+        names = ", ".join(recipe.worlds.pass_env)
+        yield f"worlds.pass_env is for worlds, and an agent's program is none; write environment.pass_env=[{names}]."
     if recipe.evaluate is not None and recipe.evaluate.turns is not None:
         yield (
             "evaluate.turns tells a policy how many turns are left, and an agent's program writes its own prompts; "
