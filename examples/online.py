@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 
 import perturn
-from perturn.credit import CreditTraits
-from perturn.policy.models import load_model
+from perturn.extend.tensors import CreditTraits
 from perturn.types import Sampling
 
 ITERATIONS, TASKS, SAMPLES, HELD_OUT = 3, 8, 4, 20
@@ -39,7 +38,7 @@ class LateTurns:
 
 def main(iterations=ITERATIONS, tasks=TASKS, samples=SAMPLES, held_out=HELD_OUT):
     """Train for some iterations, and score the policy before and after."""
-    model = load_model("tiny-agent")
+    model = perturn.load_model("tiny-agent")
     how = Sampling(temperature=1.0, max_new_tokens=16)
     trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-4, token_budget=4096)
     before = perturn.evaluate(model, GAMES, split="valid_seen", n=held_out, protocol=RULES)

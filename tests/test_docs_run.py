@@ -142,7 +142,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     recipe = blocks(page, "yaml")[0]
-    (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
+    (tmp_path / "guess-rules.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
     commands = [line for block in blocks(page, "shell") for line in block.splitlines()]
     commands = [line for line in commands if line.startswith("perturn")]
 
@@ -152,7 +152,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
         assert result.exit_code == 0, (command, result.output)
 
     assert [each.split()[1] for each in commands] == ["evaluate", "play", "check-env", "run", "inspect"]
-    assert (tmp_path / "runs/guess/report.html").is_file()
+    assert (tmp_path / "runs/guess-rules/report.html").is_file()
 
 
 @pytest.mark.slow

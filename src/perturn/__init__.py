@@ -8,6 +8,8 @@ from perturn.types import Action, Observation, PreferencePair, Task, Trajectory,
 
 if TYPE_CHECKING:
     from perturn.api import Score, Trainer, collect, evaluate, make_rows, train, weigh
+    from perturn.policy.models import load_model
+    from perturn.run.served_policy import open_policy
     from perturn.training.turn_config import TurnConfig
     from perturn.training.turn_trainer import TurnTrainer
 
@@ -26,7 +28,9 @@ __all__ = [
     "collect",
     "evaluate",
     "groups_of",
+    "load_model",
     "make_rows",
+    "open_policy",
     "train",
     "weigh",
 ]
@@ -40,6 +44,8 @@ _TORCH = {
     },
     "TurnConfig": "perturn.training.turn_config:TurnConfig",
     "TurnTrainer": "perturn.training.turn_trainer:TurnTrainer",
+    "load_model": "perturn.policy.models:load_model",
+    "open_policy": "perturn.run.served_policy:open_policy",
 }
 """Public names that are imported on first use, since their modules import torch and transformers."""
 

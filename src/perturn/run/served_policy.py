@@ -143,7 +143,7 @@ def serve_policy(
     return engine_settings(recipe).open(serving)
 
 
-def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine:
+def open_policy(source: str, overrides: Sequence[str] = (), say: Callable[[str], None] = print) -> Engine:
     """Open an engine that serves a policy of a run, or any model.
 
     Args:
