@@ -109,7 +109,7 @@ FINDINGS = (
         "order",
         "Online, no credit is shown to be better than RLOO after 20 short iterations.",
         against("online", "rloo", *WITH_RLOO),
-        [("Online, on ALFWorld", "online"), ("Credits of groups", "groups")],
+        [("Online, on ALFWorld", "online")],
         dict.fromkeys(against("online", "rloo", *WITH_RLOO), "around"),
     ),
     Finding(

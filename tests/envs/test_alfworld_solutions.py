@@ -183,20 +183,44 @@ def test_expert_says_what_it_thinks(like):
 # Protocols and contract
 
 
-def test_worked_example_is_in_the_format_and_understood(like):
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("alfworld-eto", "move mug 2 to diningtable 1"),
+        ("alfworld-eto-0.3", "put mug 2 in/on diningtable 1"),
+    ],
+)
+def test_worked_example_is_in_the_format_and_understood(name, last):
     """Its actions parse, and are commands the engine has: the verbs of its answers follow from them."""
-    example = PROTOCOLS["alfworld-eto"].example
+    example = PROTOCOLS[name].example
     actions = [FORMATS["react"].parse(message["content"]) for message in example[1::2]]
 
     assert [message["role"] for message in example] == ["user", "assistant"] * (len(example) // 2)
     assert None not in actions
-    assert actions[-1].startswith("move ")
+    assert actions[-1] == last
     assert example[0]["content"].startswith("-= Welcome")
+
+
+def test_a_protocol_in_the_grammar_0_3_has_its_commands_and_answers():
+    """No text has the other grammar's command, and arrivals name locations."""
+    old, new = PROTOCOLS["alfworld-eto-0.3"], PROTOCOLS["alfworld-eto"]
+    text = old.system + "".join(message["content"] for message in old.example)
+
+    assert "move" not in text
+    assert "put THING in/on PLACE" in old.system
+    arrivals = re.findall(r"You arrive at (\S+ \d+)\.", text)
+    assert len(arrivals) == 4
+    assert all(each.startswith("loc ") for each in arrivals)
+    assert replace(old, name=new.name, system=new.system, example=new.example) == new
 
 
 @pytest.mark.parametrize(
     ("name", "rules"),
-    [("alfworld-eto", (40, None, False, 0.0, True)), ("alfworld-gigpo", (50, 2, True, 0.4, False))],
+    [
+        ("alfworld-eto", (40, None, False, 0.0, True)),
+        ("alfworld-eto-0.3", (40, None, False, 0.0, True)),
+        ("alfworld-gigpo", (50, 2, True, 0.4, False)),
+    ],
 )
 def test_protocols_are_the_published_ones(name, rules):
     """Turns, history, listed commands, temperature, worked example."""

@@ -11,6 +11,7 @@ PROTOCOLS: Table[EpisodeProtocol] = Table(
     {
         "agent": "perturn.envs.agent.environment:AGENT",
         "alfworld-eto": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_ETO",
+        "alfworld-eto-0.3": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_ETO_0_3",
         "alfworld-gigpo": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_GIGPO",
         "alfworld-lab": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_LAB",
         "scienceworld-eto": "perturn.envs.scienceworld.environment:SCIENCEWORLD_ETO",

@@ -7,6 +7,8 @@ Differs: The texts are our own. The example is a generated game of `alfworld-lik
 leaves `help` out of its lists and writes thoughts and actions in tags.
 """
 
+from dataclasses import replace
+
 from perturn.envs.benchmark import worked_example
 from perturn.types import EpisodeProtocol, Sampling
 
@@ -57,6 +59,17 @@ _DIALOGUE = (
         "move mug 2 to diningtable 1",
     ),
 )
+_LOCATIONS = {"countertop 1": 7, "coffeemachine 1": 3, "microwave 1": 12, "diningtable 1": 5}
+"""Place of the example -> number of its location, which the grammar 0.3 names on arrival."""
+
+
+def _in_grammar_0_3(text: str) -> str:
+    """Return a text of the protocol in the grammar of alfworld 0.3."""
+    for place, number in _LOCATIONS.items():
+        text = text.replace(f"You arrive at {place}.", f"You arrive at loc {number}.")
+    text = text.replace("move THING to PLACE", "put THING in/on PLACE")
+    return text.replace("move mug 2 to diningtable 1", "put mug 2 in/on diningtable 1")
+
 
 ALFWORLD_ETO = EpisodeProtocol(
     name="alfworld-eto",
@@ -64,6 +77,14 @@ ALFWORLD_ETO = EpisodeProtocol(
     max_turns=40,
     example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0),
+)
+ALFWORLD_ETO_0_3 = replace(
+    ALFWORLD_ETO,
+    name="alfworld-eto-0.3",
+    system=_in_grammar_0_3(_SYSTEM),
+    example=worked_example(
+        [(_in_grammar_0_3(seen), said, _in_grammar_0_3(act)) for seen, said, act in _DIALOGUE]
+    ),
 )
 ALFWORLD_GIGPO = EpisodeProtocol(
     name="alfworld-gigpo",
