@@ -6,7 +6,7 @@ from perturn.errors import ConfigError, RunError
 from perturn.stats import crossed_comparison
 from perturn.study.settings import read_study
 from perturn.study.tables.study_page import tables, write_study_page
-from perturn.study.tables.verdicts import summarize
+from perturn.study.tables.verdicts import _on_intervals, summarize
 from study.recorded_studies import by_task, small, write
 
 from .corridor import RECIPE, STUDY
@@ -158,6 +158,26 @@ def test_a_study_says_that_its_primary_comparisons_came_late(tmp_path):
     assert any(
         note.startswith("The primary comparisons were named after the results were known") for note in after
     )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ends", "noted"),
+    [
+        ("better", [-0.01, 0.1], True),
+        ("better", [0.01, 0.1], False),
+        ("worse", [-0.2, 0.01], True),
+        ("worse", [-0.2, -0.01], False),
+        ("unseen", [-0.01, 0.1], False),
+        ("better", [None, None], True),
+    ],
+)
+def test_a_verdict_beside_an_interval_that_contains_zero_is_explained(verdict, ends, noted):
+    """Holm's test finds more than the intervals of all primary comparisons at once."""
+    row = {"method": "a", "other": "sft"}
+
+    notes = list(_on_intervals([(row, {"verdict": verdict, "family_interval": ends}), (row, None)]))
+
+    assert [note.startswith("a against sft differs by Holm's test") for note in notes] == [True] * noted
 
 
 def test_the_same_two_either_way_differ_in_sign(tmp_path):

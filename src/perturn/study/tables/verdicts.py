@@ -89,6 +89,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
             *_on_ends(tuning),
             *_on_choice(methods, tuning),
             *_on_primary(study),
+            *_on_intervals([(row, row[measure]) for measure in measures for row in primary]),
             *_on_seeds(study, name, seeds),
             *_on_weights(study, name),
         ],
@@ -299,6 +300,24 @@ def _on_primary(study: RecordedStudy) -> Iterator[str]:
             "The primary comparisons were named after the results were known, so their p-values are exploratory: "
             "they confirm nothing."
         )
+
+
+def _on_intervals(
+    primary: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
+) -> Iterator[str]:
+    """Yield a note on each primary comparison that differs by Holm's test, and whose interval contains zero."""
+    for row, found in primary:
+        low, high = found["family_interval"] if found else (None, None)
+        if (
+            found
+            and found["verdict"] in ("better", "worse")
+            and (low is None or low <= 0)
+            and (high is None or high >= 0)
+        ):
+            yield (
+                f"{row['method']} against {row['other']} differs by Holm's test, and its interval "
+                "contains zero. Holm's test finds more than these intervals, which hold all at once."
+            )
 
 
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
