@@ -66,6 +66,7 @@ def test_each_program_ends_as_it_behaves(tmp_path):
 def test_a_success_that_is_neither_true_nor_false_is_no_success(given):
     assert _reward({"reward": 1.0, "success": True}) == {"reward": 1.0, "success": True}
     assert _reward({"reward": 1.0}) == {"reward": 1.0, "success": None}
+    assert _reward({"success": given, "failed": 2}) == {}  # a log without a reward
     with pytest.raises(EnvironmentFailure, match="success of the agent: expected true or false"):
         _reward({"reward": 1.0, "success": given})
 

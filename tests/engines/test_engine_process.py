@@ -51,6 +51,14 @@ class Recalling:
         """Hold nothing."""
 
 
+class Unforgetting(Recalling):
+    """Fails to forget."""
+
+    def forget(self, conversation):
+        """Fail."""
+        raise RuntimeError("nothing to forget")
+
+
 def hang():
     """Close the pipe, with all other files, and never end."""
     os.closerange(3, 100)
@@ -112,6 +120,16 @@ def test_failures_cross(client_of):
             with pytest.raises(Exception, match=message):
                 say(client("failing"), [text])
         assert say(client("failing"), ["a"])[0].message.content == "a"
+
+
+def test_a_failing_forget_does_not_end_the_process(client_of):
+    """The end of a session forgets its conversations; the next session is answered."""
+    with client_of(Unforgetting) as client:
+        for name in ("one", "two"):
+            assert say(client(name), ["a"])[0].message.content == "a"
+            client(name).with_options(base_url=str(client(name).base_url).removesuffix("v1/")).post(
+                "/reward", body={"reward": 1.0}, cast_to=object
+            )
 
 
 def test_a_killed_process_fails_requests(client_of):

@@ -42,3 +42,27 @@ def test_missing_answers_and_a_failing_forget_end_no_thread(caplog):
     assert isinstance(missing, ValueError)
     assert good == Action("a")
     assert caplog.text.count("the engine failed to release conversation") == 2
+
+
+class Bare:
+    """Answers, and has no other method."""
+
+    name = "bare"
+
+    def generate(self, prompts, sampling):
+        """Answer all prompts."""
+        return [Action("a")] * len(prompts)
+
+
+def test_an_engine_without_forget_ends_no_thread(caplog):
+    answered = []
+    there = threading.Semaphore(0)
+    thread = EngineThread(Bare(), lambda answers: (answered.extend(answers), there.release()))
+    for name in "ab":
+        thread.submit(Prompt((), (), ({"role": "user", "content": "go"},), 0, name), Sampling())
+        assert there.acquire(timeout=30)
+        thread.forget(name)
+    thread.close()
+
+    assert [answer for _, answer in answered] == [Action("a")] * 2
+    assert caplog.text.count("the engine failed to release conversation") == 2

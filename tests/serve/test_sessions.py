@@ -281,53 +281,6 @@ def test_no_two_sessions_have_one_sample(tmp_path):
     assert found == [2, 3]
 
 
-def test_a_full_disk_loses_no_session(tmp_path, monkeypatch):
-    def full(descriptor, data):
-        raise OSError(28, "No space left on device")
-
-    with Endpoint(Scripted(), record=tmp_path) as endpoint:
-        ask(endpoint, "/s/a/v1/chat/completions")
-        with monkeypatch.context() as broken:
-            broken.setattr("perturn.io.append_file.append_whole", full)
-            refused = post(endpoint, "/s/a/reward", {"reward": 1.0})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_recorded")
-        assert post(endpoint, "/s/a/reward", {"reward": 1.0}).status_code == 200
-
-    (episode,) = recorded(tmp_path)
-    assert (len(episode.turns), episode.total_reward) == (1, 1.0)
-
-
-def test_a_session_cannot_be_opened_anew_while_it_is_recorded(tmp_path, monkeypatch):
-    """Otherwise the new session has its name, and its turns are lost if it cannot be recorded."""
-    asked, go = threading.Event(), threading.Event()
-
-    def judge(trajectory):
-        asked.set()
-        go.wait(20)
-        return 1.0
-
-    def full(descriptor, data):
-        raise OSError(28, "No space left on device")
-
-    with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint, ThreadPoolExecutor(1) as pool:
-        ask(endpoint, "/s/a/v1/chat/completions")
-        with monkeypatch.context() as broken:
-            broken.setattr("perturn.io.append_file.append_whole", full)
-            ending = pool.submit(post, endpoint, "/s/a/reward", {"done": True})
-            assert asked.wait(20)
-            meanwhile = post(endpoint, "/s/a/v1/chat/completions", {"model": "p", "messages": ASKED})
-            go.set()
-            assert ending.result().status_code == 503
-        assert post(endpoint, "/s/a/reward", {"done": True}).status_code == 200
-
-    assert (meanwhile.status_code, meanwhile.json()["error"]["message"]) == (
-        409,
-        "session 'a' is being recorded.",
-    )
-    (episode,) = recorded(tmp_path)
-    assert (len(episode.turns), episode.total_reward) == (1, 1.0)
-
-
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 @pytest.mark.parametrize("content", ["a", "", "<think>b</think> c", " \n"])
 def test_a_text_alone_is_read_as_any_message(role, content):

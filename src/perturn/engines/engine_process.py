@@ -277,7 +277,7 @@ class _Served:
             return partial(self._work.cancel, conversation)
         if order == "forget":
             self._turns.pop(conversation, None)
-            return partial(self._engine.forget, conversation)
+            return partial(self._work.forget, conversation)
         number, prompt, known, sampling = details
         turns = (*self._turns.get(conversation, ())[:known], *prompt.turns)
         self._turns[conversation] = turns

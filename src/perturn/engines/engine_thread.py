@@ -132,16 +132,16 @@ class EngineWork:
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
         if conversation in self._open and isinstance(self._engine, CancellingEngine):
             del self._open[conversation]
-            self._guarded(self._engine.cancel, conversation)
+            self._guarded(lambda: self._engine.cancel(conversation), conversation)
 
     def forget(self, conversation: str) -> None:
         """Delete the state of a conversation that has ended."""
-        self._guarded(self._engine.forget, conversation)
+        self._guarded(lambda: self._engine.forget(conversation), conversation)
 
-    def _guarded(self, work: Callable[[str], None], conversation: str) -> None:
-        """Call a method of the engine, and only log its error: no prompt waits for it."""
+    def _guarded(self, work: Callable[[], None], conversation: str) -> None:
+        """Call a method of the engine, which may lack it, and only log its error: no prompt waits for it."""
         try:
-            work(conversation)
+            work()
         except Exception:  # noqa: BLE001  a user's engine may raise anything; the thread continues
             _log.exception("the engine failed to release conversation %s", conversation)
 

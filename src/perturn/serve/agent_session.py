@@ -66,6 +66,8 @@ class Session:
     """Whether the task is solved, as the agent posted it; None: not posted."""
     next_state: str | None = None
     """State key that the agent posted for the next turn."""
+    unrecorded: tuple[str, Trajectory] | None = None
+    """Reason of the end, and the episode, if it could not be recorded yet. A further turn or reward clears it."""
     in_flight: int = 0
     """Number of answers that the engine is sampling."""
     full_context: str | None = None
@@ -152,6 +154,7 @@ class Session:
             prompt: Prompt that was answered.
             answer: The answer.
         """
+        self.unrecorded = None
         action = answer.action
         message = action.message()
         given: Message = {**message, "content": answer.text}
@@ -170,6 +173,12 @@ class Session:
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
         """Return the keys that identify the conversation up to a turn's answer, across all sessions."""
         return self._sequences.end_keys(index)
+
+    @property
+    def all_end_keys(self) -> list[tuple[bytes, tuple[str, str]]]:
+        """Keys of all turns by which requests are assigned to this session; none unless it is automatic."""
+        turns = range(len(self)) if self.is_automatic else ()
+        return [key for index in turns for key in self.end_keys(index)]
 
     def conversation_up_to(self, response: str) -> list[Message]:
         """Return all messages up to and including the answer of a response.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from perturn.engines.engine_process import EngineLine, EngineProcess
 from perturn.engines.engine_thread import Answered, EngineThread, explained
@@ -148,3 +149,9 @@ class Answering:
     def close(self) -> None:
         """End the engine's thread, or the connection to its process. The engine stays open."""
         self._thread.close()
+
+
+@lru_cache(1024)
+def sampling_of(temperature: float, top_p: float, most: int) -> Sampling:
+    """Return the sampling settings of an answer; equal settings share one object."""
+    return Sampling(temperature, top_p, most)

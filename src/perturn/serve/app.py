@@ -239,6 +239,8 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
         session.give_reward(given.reward, given.response)
     if given.success is not None:
         session.success = given.success
+    if given.reward is not None or given.success is not None:
+        session.unrecorded = None
     whole = given.reward is not None and given.response is None
     done = whole if given.done is None else given.done
     if done:

@@ -77,6 +77,7 @@ class Record:
         if self._is_broken:
             self._store = TrajectoryStore(self.episodes)
             self._is_broken = False
+            self._store.drop(lambda one: one.key == trajectory.key)  # written before, though that call failed
         try:
             self._store.append(trajectory)
         except StorageError:

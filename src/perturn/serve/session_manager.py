@@ -13,7 +13,6 @@ from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from perturn.engines.engine_process import EngineProcess
@@ -22,7 +21,7 @@ from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError, StorageError
 from perturn.io.plain_data import error_text, named_error
 from perturn.serve.agent_session import Session, read_action, refused
-from perturn.serve.answering import Answering
+from perturn.serve.answering import Answering, sampling_of
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.record import LOST, Record
 from perturn.serve.request_parser import RequestParser, continued
@@ -224,7 +223,7 @@ class SessionManager:
         position = session.position()
         prompts = session.begin(position, ask)
         most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
-        sampling = session.sampling or _sampling(ask.temperature, ask.top_p, most)
+        sampling = session.sampling or sampling_of(ask.temperature, ask.top_p, most)
         try:
             actions = await self._answering.sampled(prompts, sampling)
             answers = tuple(read_action(action, ask) for action in actions)
@@ -290,7 +289,9 @@ class SessionManager:
         while len(self._ends) > _REMEMBERED:
             self._ends.popitem(last=False)
         try:
-            if self._reward is not None and error is None:
+            if session.unrecorded is not None:
+                how, trajectory = session.unrecorded  # it ended before, and could not be recorded
+            elif self._reward is not None and error is None:
                 trajectory = await self._judged(self._reward, session, trajectory)
             failed = trajectory.status is Status.FAILED
             if is_kept:
@@ -299,7 +300,8 @@ class SessionManager:
             elif self._record is not None:
                 await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
         except StorageError as failure:
-            self._sessions.setdefault(session.id, session)
+            session.unrecorded = how, trajectory
+            self._restore(session)
             raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
@@ -332,12 +334,18 @@ class SessionManager:
         """Release all state of a session, also the engine's."""
         ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
         self._answering.forget(session.conversations, ended)
-        for index in range(len(session)) if session.is_automatic else ():
-            for key in session.end_keys(index):
-                if self._automatic.get(key) is session:
-                    del self._automatic[key]
+        for key in session.all_end_keys:
+            if self._automatic.get(key) is session:
+                del self._automatic[key]
         for response in session.responses:
             self._of_response.pop(response, None)
+
+    def _restore(self, session: Session) -> None:
+        """Open a session again that could not be recorded. Without a further turn or reward, its end stays as it is."""
+        self._sessions[session.id] = session
+        self._ends.pop(session.id, None)
+        self._of_response |= dict.fromkeys(session.responses, session)
+        self._automatic |= dict.fromkeys(session.all_end_keys, session)
 
     def so_far(self, name: str) -> Trajectory:
         """Return the episode of an open session so far."""
@@ -390,9 +398,3 @@ class SessionManager:
             "in_flight": self._answering.in_flight,
             **dict(sorted(self.counts.items())),
         }
-
-
-@lru_cache(1024)
-def _sampling(temperature: float, top_p: float, most: int) -> Sampling:
-    """Return the sampling settings of an answer; equal settings share one object."""
-    return Sampling(temperature, top_p, most)

@@ -153,14 +153,11 @@ def _reward(given: Any) -> dict[str, Any]:
     """
     success = None
     if isinstance(given, Mapping):
-        success = given.get("success")
-        if success not in (None, True, False):
-            raise EnvironmentFailure(
-                f"success of the agent: {mismatch('true or false', success)}; {_REWARD}."
-            )
-        given = given.get("reward")
+        success, given = given.get("success"), given.get("reward")
     if isinstance(given, bool) or not isinstance(given, int | float):
-        return {}
+        return {}  # the value may be any log, and the agent may have posted its reward
+    if success not in (None, True, False):
+        raise EnvironmentFailure(f"success of the agent: {mismatch('true or false', success)}; {_REWARD}.")
     if abs(given) > 1e100 or not math.isfinite(
         given
     ):  # in this order, since a large int cannot be converted to float
