@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from perturn.data import store
 from perturn.data.records import trajectory_to_dict
-from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories, write_pairs
+from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories, write_pairs, write_records
 from perturn.errors import DataError, StorageError
-from perturn.types import PreferencePair, Status
+from perturn.types import PreferencePair, Status, Task
 from support.stored import TRAJECTORY, changed, trajectory
 
 
@@ -57,16 +57,44 @@ def test_an_episode_that_nothing_could_read_again_fails_alone(file, monkeypatch,
         trajectory("b"), prompt=({"role": "system", "content": "Play."},), turns=trajectory("b").turns * 50
     )
     with TrajectoryStore(file) as writer:
-        for one in (trajectory("a"), long, trajectory("c")):
-            writer.append(one)
+        kept = [writer.append(one) for one in (trajectory("a"), long, trajectory("c"))]
 
     with TrajectoryStore(file) as again:
         first, failed, last = again
         assert len(again) == 3
     assert (first, last) == (trajectory("a"), trajectory("c"))
     assert (failed.key, failed.turns, failed.success, failed.status) == (("b", 0), (), False, Status.FAILED)
-    assert "at most 5000 can be recorded; its turns were left out" in failed.error
+    assert "at most 5000 can be recorded; its texts were left out" in failed.error
     assert failed.error in caplog.text
+    assert kept == [first, failed, last]
+
+
+def test_an_episode_with_a_long_prompt_can_be_read_again_too(file, monkeypatch):
+    """Its prompt is left out; a task that is too long alone is an error before anything is written."""
+    monkeypatch.setattr(store, "LONGEST_LINE", 5000)
+    long = replace(trajectory("b"), prompt=({"role": "system", "content": "Play." * 2000},))
+    task = replace(trajectory("c"), task=Task("c", data={"text": "x" * 6000}))
+    with TrajectoryStore(file) as writer:
+        writer.append(long)
+        with pytest.raises(DataError, match=r"task 'c' has \d+ bytes, and at most 5000 can be read again"):
+            writer.append(task)
+
+    with TrajectoryStore(file) as again:
+        (failed,) = again
+    assert (failed.prompt, failed.status) == ((), Status.FAILED)
+
+
+def test_a_record_that_nothing_could_read_again_replaces_no_file(file, monkeypatch):
+    """Episodes that are written again, such as rated ones, keep their turns, or the file stays."""
+    with TrajectoryStore(file) as writer:
+        writer.append(trajectory("a"))
+    before = file.read_bytes()
+    monkeypatch.setattr(store, "LONGEST_LINE", 300)
+
+    with pytest.raises(DataError, match=r"record 1 of .* has \d+ bytes, and at most 300 can be read again"):
+        write_records(file, [trajectory("a")])
+
+    assert file.read_bytes() == before
 
 
 def test_a_second_trajectory_with_the_same_key_is_refused(file):

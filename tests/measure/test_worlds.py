@@ -165,6 +165,19 @@ def test_what_is_there_changes_no_number_of_what_is_missing():
     assert list(planned.jobs(0, 4, [found])) == every[1:]
 
 
+def test_more_continuations_change_no_number_of_the_earlier_ones():
+    """A killed call that is resumed with more of them finds its paid answers."""
+    planned = plan(episodes_of(Fixed, samples=2), "deterministic")
+    few, many = (
+        {(each.point, each.number): each.job for each in planned.jobs(0, continuations, [])}
+        for continuations in (4, 9)
+    )
+
+    assert few == {key: many[key] for key in few}
+    keys = [(job.task.id, job.sample) for job in many.values()]
+    assert len(set(keys)) == len(keys)
+
+
 def test_continuations_resume_after_a_kill(tmp_path):
     """A torn last line is played again, and a larger number keeps what is there."""
     episodes = episodes_of(Fixed, samples=1)

@@ -85,10 +85,27 @@ def test_continuations_of_episodes_that_were_made_again_are_not_taken(run, monke
     assert any(other.startswith("checkpoints/sft/") for other in json.loads(before))
     file.write_text(json.dumps(json.loads(before) | {name: "other"}))
 
-    with pytest.raises(RunError, match=r"were made again after the measurement. Remove .*measure to measure"):
-        measure_run(run, WANTED)
+    for call in (measure_run, forecast_run):
+        with pytest.raises(
+            RunError, match=r"made again since then. To measure anew, remove .*continuations.jsonl"
+        ):
+            call(run, WANTED)
     file.write_text(before)
     measure_run(run, WANTED)
+
+
+def test_a_deleted_optimizer_makes_no_other_policy(run, monkeypatch):
+    """A run that goes on deletes it, and keeps the policy."""
+    monkeypatch.chdir(run.parents[1])
+    whole = measure_run(run, WANTED)
+    file = RunPaths(run).measured_inputs()
+    noted = json.loads(file.read_text())
+    file.write_text(
+        json.dumps(noted | {"checkpoints/sft/optimizer.pt": "then", "checkpoints/sft/scheduler.pt": "then"})
+    )
+
+    assert measure_run(run, WANTED) == whole
+    assert json.loads(file.read_text()) == noted
 
 
 def test_a_measurement_that_was_stopped_amid_continuations_goes_on(run, monkeypatch):

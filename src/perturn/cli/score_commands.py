@@ -179,7 +179,7 @@ def play(
             results.print("\nyou left; nothing is kept")
             return
         if store is not None:
-            store.append(replace(played, sample=_free(store, played.task.id)))
+            played = store.append(replace(played, sample=_free(store, played.task.id)))
     ended = (
         "solved"
         if played.success

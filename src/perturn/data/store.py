@@ -66,13 +66,16 @@ class TrajectoryStore:
     def _read_keys(self) -> None:
         self._keys.update(trajectory.key for trajectory in self)
 
-    def append(self, trajectory: Trajectory) -> None:
+    def append(self, trajectory: Trajectory) -> Trajectory:
         """Append a trajectory, which is on the disk when the method returns.
 
         A trajectory whose line no reader would accept, because it is too long, is recorded as FAILED without its turns.
 
         Raises `DataError` if the key is already recorded or JSON cannot represent the trajectory. If the write fails,
         the store is closed and `StorageError` is raised.
+
+        Returns:
+            The trajectory as it is recorded.
         """
         if self._file is None:
             raise DataError(f"{self.path}: the store is closed. Open it again with TrajectoryStore(path).")
@@ -82,13 +85,14 @@ class TrajectoryStore:
                 f"{self.path}: expected a new task and sample, got task {task!r}, sample {sample}, which is "
                 "already recorded. Skip what is in keys(), or count sample up."
             )
-        line = _line(trajectory)
+        kept, line = _recordable(trajectory)
         self._keys.add(trajectory.key)
         try:
             self._file.append(line)
         except StorageError:
             self.close()
             raise
+        return kept
 
     def drop(self, unwanted: Callable[[Trajectory], bool]) -> int:
         """Remove trajectories from the file atomically, so that their keys can be recorded again.
@@ -131,21 +135,38 @@ class TrajectoryStore:
         self.close()
 
 
-def _line(record: Any) -> bytes:
-    """Return the line of a record. A trajectory that is too long to be read again is replaced by `_oversized`."""
-    line = line_of(record)
-    if isinstance(record, Trajectory) and len(line) > LONGEST_LINE:
-        return line_of(_oversized(record, len(line)))
-    return line
+def _recordable(trajectory: Trajectory) -> tuple[Trajectory, bytes]:
+    """Return a trajectory and its line. A trajectory that is too long to be read again becomes FAILED, without texts.
 
-
-def _oversized(trajectory: Trajectory, size: int) -> Trajectory:
-    """Return the record of a trajectory that is too long to be read again."""
-    why = (
-        f"the episode has {size} bytes, and at most {LONGEST_LINE} can be recorded; its turns were left out."
-    )
+    Raises:
+        DataError: If its task alone is too long.
+    """
+    line = line_of(trajectory)
+    if len(line) <= LONGEST_LINE:
+        return trajectory, line
+    why = f"the episode has {len(line)} bytes, and at most {LONGEST_LINE} can be recorded; its texts were left out."
     _log.warning("task %s, sample %d: %s", *trajectory.key, why)
-    return replace(trajectory, turns=(), success=False, status=Status.FAILED, error=why)
+    kept = replace(
+        trajectory,
+        turns=(),
+        prompt=(),
+        tools=(),
+        template_kwargs={},
+        user_said=(),
+        success=False,
+        status=Status.FAILED,
+        error=why,
+    )
+    return kept, _checked(line_of(kept), f"task {trajectory.task.id!r:.80}")
+
+
+def _checked(line: bytes, what: str) -> bytes:
+    """Return a line, or raise a `DataError` if it is too long to be read again."""
+    if len(line) > LONGEST_LINE:
+        raise DataError(
+            f"{what} has {len(line)} bytes, and at most {LONGEST_LINE} can be read again; leave texts out."
+        )
+    return line
 
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:
@@ -162,12 +183,15 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
     """Write or replace a file with one dataclass per line, completely or not at all.
 
     Returns the number of records.
+
+    Raises:
+        DataError: If JSON cannot represent a record, or its line is too long to be read again.
     """
     count = 0
     with replacing(path) as fresh, fresh.open("wb") as file:
         for each in records:
-            file.write(_line(each))
             count += 1
+            file.write(_checked(line_of(each), f"record {count} of {path}"))
     return count
 
 

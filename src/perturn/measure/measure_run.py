@@ -18,7 +18,7 @@ from perturn.config.stages import Stage
 from perturn.data.file_seals import sealed_digests
 from perturn.data.run_files import read_note
 from perturn.data.run_folder import Run, resolve_recipe
-from perturn.data.run_paths import RunPaths
+from perturn.data.run_paths import OPTIMIZER, RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
@@ -126,6 +126,7 @@ def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
         world, planned = _planned(session, stage, chosen)
+        _inputs(run, stage)
         done = read_continuations(run.paths.continuations(stage.mark))
         return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
 
@@ -150,21 +151,36 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
 
 
 def _note_inputs(run: Run, stage: Stage) -> None:
-    """Record the digests of the episodes and of the policy. Files of an earlier call are reused only if they are equal.
+    """Record the digests of the episodes and of the policy, from which the files of this measurement are made."""
+    write_whole(run.paths.measured_inputs(stage.mark), json.dumps(_inputs(run, stage), indent=1) + "\n")
+
+
+def _inputs(run: Run, stage: Stage) -> dict[str, str]:
+    """Return the digests of the episodes and of the policy. Files of an earlier call are reused only if they are equal.
+
+    The optimizer is not among them, since a run deletes it when it goes on.
 
     Raises:
         RunError: If the episodes or the policy have been made again since the earlier call.
     """
     paths = run.paths
     names = {paths.name(each) for each in (paths.trajectories(stage.name), paths.checkpoint(stage.policy))}
-    now = sealed_digests(run.manifest, names)
-    file = paths.measured_inputs(stage.mark)
-    if read_note(file, dict[str, str]) not in (None, now):
-        raise RunError(
-            f"{file.parent} has continuations of other episodes or of another policy: they were made again after the "
-            f"measurement. Remove {file.parent} to measure anew."
+    noted = read_note(paths.measured_inputs(stage.mark), dict[str, str])
+    now, before = (
+        {name: digest for name, digest in (each or {}).items() if Path(name).name not in OPTIMIZER}
+        for each in (sealed_digests(run.manifest, names), noted)
+    )
+    if noted is not None and before != now:
+        made = (
+            paths.measured_inputs(stage.mark),
+            paths.continuations(stage.mark),
+            paths.gradients(stage.mark),
         )
-    write_whole(file, json.dumps(now, indent=1) + "\n")
+        raise RunError(
+            "there are continuations of other episodes or of another policy: they were made again since then. "
+            f"To measure anew, remove {', '.join(map(str, made))}."
+        )
+    return now
 
 
 def _check_continued(recipe: Recipe, wanted: Wanted) -> None:

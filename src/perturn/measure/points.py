@@ -25,6 +25,10 @@ Kind = Literal["deterministic", "seeded", "open"]
 the same seed (`seeded`), or with variation (`open`)."""
 
 
+_MOST = 1 << 20
+"""Number that turns of an episode, and continuations of a point, stay below."""
+
+
 class Point(NamedTuple):
     """State in a recorded episode from which continuations are played."""
 
@@ -37,6 +41,10 @@ class Point(NamedTuple):
     acted: bool = False
     """Whether a continuation first repeats the recorded action of the next turn, to which the environment answers
     again."""
+
+    def sample_of(self, number: int) -> int:
+        """Return the sample number of a continuation. It differs from all others of the task."""
+        return ((self.sample * _MOST + self.turn) * 2 + self.acted) * _MOST + number
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,8 @@ class Plan:
         """Yield the continuations that are not played yet.
 
         The seed of a continuation depends only on the run's seed, its point and its number. Its sample number depends
-        only on the plan. So a call that was killed resumes with the same continuations. No credit of the run has used
-        this seed.
+        only on its point and its number. So a call that was killed resumes with the same continuations, also if the
+        next call asks for more of them. No credit of the run has used this seed.
 
         Args:
             seed: Seed of the run.
@@ -142,18 +150,16 @@ class Plan:
             done: Continuations that are already played.
         """
         known = {(one.point, one.number) for one in done}
-        samples: dict[str, Iterator[int]] = defaultdict(count)
         for point in self.points:
             begun = self.by_key[point.task, point.sample]
             for number in range(continuations):
-                sample = next(samples[point.task])
                 if (point, number) in known:
                     continue
                 own = seed_of("measure", seed, *point, number)
                 job = Job(
                     begun.task,
                     own,
-                    sample,
+                    point.sample_of(number),
                     begun,
                     point.turn + point.acted,
                     anew=point.acted,

@@ -342,9 +342,9 @@ class Session:
                         self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
                         self.task_lists.refuse_other_world(trajectory.environment)
-                        store.append(trajectory)
+                        kept = store.append(trajectory)
                         shown.advance()
-                        failures.add([trajectory]).refuse(what)
+                        failures.add([kept]).refuse(what)
             counts = outcomes(store.read())
         if not behind:
             tell_filled(what, counts)

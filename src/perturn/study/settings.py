@@ -68,7 +68,7 @@ class Study:
     seeds: list[Annotated[int, SEED]] = field(default_factory=lambda: [0])
     by_seed: dict[str, list[Any]] = field(default_factory=dict)
     """Settings that change with the seed. The first seed gets the first value, and so on. If there are fewer values
-    than seeds, the values repeat. A seed keeps its value if an override names other seeds."""
+    than seeds, the values repeat. A seed of the file keeps its value if an override names other seeds."""
     environments: dict[str, Overlay] = field(default_factory=dict)
     """Name of each environment, with the recipe settings that it changes. If empty, the recipe's environment is
     used."""
@@ -197,7 +197,9 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _of_seeds(by_seed: Any, before: Any, seeds: Any) -> Any:
-    """Return `by_seed` for other seeds. Each seed of the file keeps its value, and other seeds follow the last one.
+    """Return `by_seed` for other seeds. Each seed of the file keeps its value.
+
+    Seeds that the file lacks follow its last seed, in the order of the command. So their values depend on each other.
 
     Settings of a wrong type are returned as they are; they are rejected later.
     """
