@@ -52,6 +52,9 @@ def test_a_run_is_measured_and_measured_again(run, monkeypatch):
     assert "noise" in found["credits"][MEASURED]["withheld"]["cosine"]
     assert found["credits"]["gigpo"]["cosine"] is not None
     assert found["credits"]["rloo"]["cost"] == 1
+    for row in found["credits"].values():
+        mean, at_cost = row["signal_to_noise"], row["signal_at_cost"]
+        assert at_cost == (mean and pytest.approx([each / row["cost"] for each in mean], abs=1e-6))
     assert found["credits"]["rloo"]["correlation"] is None
     assert json.loads(RunPaths(run).measured().read_text()) == again
 

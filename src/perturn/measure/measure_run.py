@@ -277,12 +277,12 @@ def _rows(
         row |= _plain(scores_of(turns, credit))
         row["by_third"] = {third: _plain(own) for third, own in by_third(turns, credit).items()}
         if gradients is not None:
-            row |= _plain(figures_of(turns, credit, gradients))
+            row |= _at_cost(_plain(figures_of(turns, credit, gradients)), one.cost)
         found[name] = row
     if gradients is not None:
         length = sum(len(one.turns) for one in chosen)
         cost = 1 + sum(one.turns for one in played) / length
-        own = _plain(figures_of(turns, turns.advantage, gradients))
+        own = _at_cost(_plain(figures_of(turns, turns.advantage, gradients)), cost)
         own |= dict.fromkeys(WITHHELD)
         found[MEASURED] = {
             "settings": {},
@@ -306,6 +306,13 @@ def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
         name: None if one is None else [_finite(each) for each in (one.mean, one.low, one.high)]
         for name, one in estimates.items()
     }
+
+
+def _at_cost(figures: dict[str, Any], cost: float) -> dict[str, Any]:
+    """Add the signal-to-noise ratio of as many episodes as cost a thousand passes. The ratio is linear in episodes."""
+    ends = figures.get("signal_to_noise")
+    divided = None if ends is None else [None if each is None else round(each / cost, 6) for each in ends]
+    return figures | {"signal_at_cost": divided}
 
 
 def _finite(value: float) -> float | None:

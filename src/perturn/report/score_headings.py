@@ -13,6 +13,7 @@ OF_GRADIENTS = {
     "cosine": "cosine",
     "expected_cosine": "expected cosine",
     "signal_to_noise": "signal to noise",
+    "signal_at_cost": "signal to noise at equal cost",
     "step_cosine": "step cosine",
 }
 """Headings of the scores of a credit's policy gradient."""
