@@ -132,7 +132,7 @@ class EngineWork:
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
         if conversation in self._open and isinstance(self._engine, CancellingEngine):
             del self._open[conversation]
-            self._guarded(lambda: self._engine.cancel(conversation), conversation)
+            self._guarded(partial(self._engine.cancel, conversation), conversation)
 
     def forget(self, conversation: str) -> None:
         """Delete the state of a conversation that has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -192,7 +192,7 @@ def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, A
     if own is None or (renderer is None and explored is None):
         return {}
     kind = ROWS_OF[recipe.rows.traits.makes] if recipe.rows and explored is None else Trajectory
-    source = rows_of(user_path(own, "rows.path" if explored is None else "explore.path"), kind)
+    source: Iterator[Any] = rows_of(user_path(own, "rows.path" if explored is None else "explore.path"), kind)
     rows: list[Any] = list(islice(source, _READ))
     counts = {"explore": len(rows) + sum(1 for _ in source)} if explored else {}
     shown = [side for row in rows for side in _sides(row) if side.turns]
