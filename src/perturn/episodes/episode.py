@@ -219,13 +219,20 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
     then = [each.own_reward for each in recorded[:at]]
     rewards = [each.reward for each in turns]
     if told[0] != told[1]:
-        texts = [json.dumps(each, ensure_ascii=False) for each in told]  # repr would quote them in two ways
-        got, expected = (_from(text, _parting(*texts)) for text in texts)
-        raise NotComeBack(f"the world did not come back to turn {at}: expected {expected}, got {got}.")
+        raise NotComeBack(f"the world did not come back to turn {at}: {parted(*told)}.")
     if rewards != then:
         raise NotComeBack(
             f"the world did not come back to turn {at}: expected rewards {then}, got {rewards}."
         )
+
+
+def parted(got: Any, expected: Any) -> str:
+    """Return what was expected and what came instead, from where two values differ, as JSON."""
+    texts = [
+        json.dumps(each, ensure_ascii=False) for each in (got, expected)
+    ]  # repr would quote them in two ways
+    came, wanted = (_from(text, _parting(*texts)) for text in texts)
+    return f"expected {wanted}, got {came}"
 
 
 def _parting(one: str, other: str) -> int:

@@ -21,8 +21,7 @@ from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import OPTIMIZER, RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
-from perturn.envs.world_process import plays_itself
-from perturn.errors import ConfigError, RunError, check_fit, required
+from perturn.errors import RunError, check_fit, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
@@ -187,12 +186,7 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
     """Raise an error if the episodes of a run cannot be continued as wanted."""
     reader, remedy = "perturn measure continues explored episodes in it", "give a run whose recipe has it"
     explore = required(recipe.explore, "explore", "perturn measure continues its episodes", remedy)
-    environment = required(recipe.environment, "environment", reader, remedy)
-    if plays_itself(environment):
-        raise ConfigError(
-            f"perturn measure resumes episodes, and episodes of environment {environment['name']!r} cannot be resumed; "
-            "measure an environment that is played turn by turn."
-        )
+    required(recipe.environment, "environment", reader, remedy)
     must = "be null, since continuations are not rated by a judge"
     remedy = "Measure a run with the rewards of its environment."
     check_fit(recipe.judge is None, "reward.judge", must, recipe.judge, remedy)

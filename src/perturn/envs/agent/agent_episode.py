@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from perturn.envs.agent.agent_bridge import Line, Question
 from perturn.envs.agent.agent_process import AgentProcess
+from perturn.envs.agent.agent_replay import Replay
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
@@ -51,41 +52,39 @@ class Conversation:
         """Description of the limit that was reached; empty if none was."""
         self.is_full = False
         """Whether the newest request was too long for the model's context window."""
+        self.is_paused = False
+        """Whether the episode stopped at a request, since it has all turns that were asked for."""
         self._limits, self._abilities = limits, abilities
         self._tokens = 0
         self._left = limits.seconds
 
-    def hold(self, job: Job) -> Generator[Prompt, Action, None]:
+    def hold(self, job: Job, replay: Replay) -> Generator[Prompt, Action, None]:
         """Yield each request as a prompt and answer it with the action that is sent back, until the agent exits.
 
         After a limit, requests are rejected, and the agent has some seconds to exit.
 
         Args:
             job: The episode. The engine knows all prompts of the episode by `job.conversation`.
+            replay: Recorded answers that the agent gets first.
 
         Raises:
-            EnvironmentFailure: If the agent exceeds the time limit.
+            EnvironmentFailure: If the agent exceeds the time limit, or does not come back to the turn.
             EngineFailure: If the policy cannot answer.
         """
         while (question := self._next()) is not None:
+            if replay.is_over(self.turns):
+                self.is_paused = True
+                return
             self.reached = self.reached or self._reached()
             if self.reached:
                 self._left = min(self._left, _GRACE_S)
                 question.answer(BudgetError(f"{self.reached}; the agent is answered no more. End it."))
                 continue
+            prompt = question.prompt
+            action = replay.answer(self.turns, prompt)
             try:
-                prompt = question.prompt
-                action = yield Prompt(
-                    prompt.messages,
-                    prompt.turns,
-                    prompt.observation,
-                    prompt.seed,
-                    job.conversation,
-                    prompt.tools,
-                    prompt.template_kwargs,
-                    prompt.stop,
-                    prompt.response_format,
-                )
+                if action is None:
+                    action = yield replace(prompt, conversation=job.conversation)
             except ContextFull as error:
                 self.is_full = True
                 question.answer(error)
@@ -99,6 +98,7 @@ class Conversation:
             said = len(action.token_ids) if action.token_ids else counted
             self._tokens += said
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
+        replay.check_end(self.turns, self.is_full)
 
     def _next(self) -> Question | None:
         """Wait for the next request; return None if the agent has exited, or does not exit in time after a limit."""

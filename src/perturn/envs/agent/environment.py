@@ -23,6 +23,7 @@ from perturn.envs.agent.agent_episode import Conversation, Limits, settle
 from perturn.envs.agent.agent_expert import Expert
 from perturn.envs.agent.agent_launch import Command, Launch, function_of
 from perturn.envs.agent.agent_process import AgentProcess
+from perturn.envs.agent.agent_replay import Replay
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
 from perturn.envs.world_process import without_secrets
 from perturn.episodes.engine_abilities import EngineAbilities
@@ -32,7 +33,7 @@ from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fi
 from perturn.io.plain_data import named_error
 from perturn.io.user_code import load_object, module_files
 from perturn.traits import EnvironmentTraits
-from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
+from perturn.types import EpisodeProtocol, Observation, Status, Task, Trajectory
 
 AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
 """Protocol of agents. The protocol sets no prompt, since agents write their own. It limits the number of turns."""
@@ -153,20 +154,25 @@ class Agent:
     ) -> Episode:
         """Play an episode as a generator: yield prompts, receive actions, and return the trajectory.
 
-        The trajectory is marked FAILED if the agent crashes, exceeds its time limit or reports no reward, or if the
-        engine fails.
+        An episode that begins at a turn starts the program again, which first gets the recorded answers. Its requests
+        must equal the recorded ones.
 
-        Raises: RunError: If the job resumes an episode from a turn, or the protocol sets a text, which agents do not
-        get.
+        The trajectory is marked FAILED if the agent crashes, exceeds its time limit, reports no reward or does not come
+        back to the turn, or if the engine fails.
+
+        Raises:
+            RunError: If the protocol sets a text, which agents do not get.
         """
-        _check_rules(job, protocol)
+        _check_rules(protocol)
+        replay = Replay(job)
         rules = f"{protocol.name}-{protocol.format}"
         limits = Limits(protocol.limit(job.task), self._tokens, self._seconds)
         held = Conversation(limits, abilities or EngineAbilities())
         line = open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
         process: AgentProcess | None = None
         try:
-            given = {**plain(job.task), "seed": job.seed}
+            seed = job.seed if replay.seed is None else replay.seed
+            given = {**plain(job.task), "seed": seed}
             process = AgentProcess(
                 self._launch,
                 given,
@@ -174,14 +180,19 @@ class Agent:
                 lambda: held.asked.put(None),
                 memory=self._memory,
             )
-            yield from held.hold(job)
-            outcome = settle(process, held, line)
+            yield from held.hold(job, replay)
+            outcome = {} if held.is_paused else settle(process, held, line)
         except (RunError, KeyboardInterrupt, GeneratorExit):
             _end(process, line)
             raise
         except BaseException as error:  # noqa: BLE001  user code may raise anything; the episode is then FAILED
             outcome = {"error": named_error(error)}
         recorded = _end(process, line, **outcome)
+        if job.begun is not None:
+            origin = job.begun.sample
+            recorded = replace(recorded, seed=job.begun.seed, taken_over=replay.kept, origin=origin)
+        if held.is_paused:
+            recorded = replace(recorded, status=Status.UNFINISHED, success=False, terminated=False)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
     def _started_by(self, command: Sequence[str] | None, function: str | None) -> Launch:
@@ -244,14 +255,12 @@ def _label(command: Sequence[str] | None, function: str | None) -> str:
     return scripts[0] if scripts else Path((command or [""])[0]).name
 
 
-def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
-    """Reject episodes that start from a turn, and protocol settings that have no effect on an agent.
+def _check_rules(protocol: EpisodeProtocol) -> None:
+    """Reject protocol settings that have no effect on an agent.
 
     Raises:
         RunError: If a setting is rejected. The message says what to change.
     """
-    if job.begun is not None or job.window is not None:
-        raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")
     if system_prompt(protocol) or protocol.history is not None or protocol.suffix or protocol.turns:
         raise RunError(
             f"protocol {protocol.name!r} sets the prompts of the policy, and an agent writes its own prompts; take "

@@ -22,7 +22,7 @@ _PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProt
 
 
 def check_agent(recipe: Recipe) -> None:
-    """Reject recipes that resume or replay an agent's episodes, or set texts that the agent's program writes itself.
+    """Reject recipes that ask an agent's program about an episode, or set texts that the program writes itself.
 
     Raises:
         ConfigError: If the recipe is rejected; names the alternative.
@@ -33,12 +33,6 @@ def check_agent(recipe: Recipe) -> None:
 
 def _faults(recipe: Recipe) -> Iterator[str]:
     """Yield messages about settings of a recipe that an agent's program does not support."""
-    explorer = recipe.explore
-    if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
-        yield (
-            f"explore.name={explorer_name(recipe)} resumes episodes, which an agent's program cannot do; take "
-            "explore.name=rollouts."
-        )
     for reader, name in _replaying(recipe):
         yield (
             f"{reader} needs {name}, which asks the environment about an episode, and an agent's program cannot be "
@@ -68,6 +62,8 @@ def _replaying(recipe: Recipe) -> Iterator[tuple[str, str]]:
         readers.append((f"credit {name}", credit.needs))
     if recipe.rows is not None:
         readers.append((f"rows.name={rows_name(recipe)}", recipe.rows.needs))
+    if recipe.explore is not None:
+        readers.append((f"explore.name={explorer_name(recipe)}", recipe.explore.needs))
     for reader, needs in readers:
         for name, (quantity, _) in wanted(needs, reader).items():
             if quantity.traits.reads_world:

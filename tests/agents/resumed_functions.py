@@ -1,0 +1,44 @@
+"""An agent that guesses a number: a function that asks again until it is right, also with a second conversation."""
+
+import json
+import random
+
+
+async def rollout(task, client):
+    """Ask up to four times. Each odd turn is of a helper, whose conversation begins anew."""
+    number = random.Random(task["seed"]).randrange(3)
+    posed = [{"role": "system", "content": "Guess."}, {"role": "user", "content": f"0 to 2, hint {number}."}]
+    messages = list(posed)
+    reward = 0.0
+    for turn in range(4):
+        asked = messages if turn % 2 == 0 else [{"role": "user", "content": f"Help with turn {turn}."}]
+        answer = await client.chat.completions.create(model="policy", messages=asked)
+        said = answer.choices[0].message.content
+        if turn % 2 == 0:
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Again."}]
+        if said == task["secret"]:
+            reward = 1.0
+            break
+    if task.get("clock"):
+        print(json.dumps({"at": random.random()}))
+    return {"reward": reward, "success": reward == 1}
+
+
+async def forgetful(task, client):
+    """Put a random number into the first message, as an agent with a clock does."""
+    messages = [{"role": "user", "content": f"It is {random.SystemRandom().random()}."}]
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "Again."}]
+    return 1.0
+
+
+async def hasty(task, client):
+    """End after one answer if it is a stop."""
+    messages = [{"role": "user", "content": "Go on?"}]
+    for _ in range(3):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        if answer.choices[0].message.content == "stop":
+            break
+        messages += [answer.choices[0].message, {"role": "user", "content": "Go on?"}]
+    return 0.5

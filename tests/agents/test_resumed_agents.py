@@ -1,0 +1,157 @@
+"""Episodes of agents that begin at a turn of a recorded episode: branches, windows, and what is measured by them."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from perturn.envs.load_environment import make_environment
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.episode import Job
+from perturn.episodes.play_many import play
+from perturn.errors import RunError
+from perturn.measure.worlds import check_world
+from perturn.types import Action, Sampling, Status, came_back, came_elsewhere
+
+from .playing import HERE, Scripted, agents
+
+FILE = HERE / "resumed_functions.py"
+
+
+class Counting(Scripted):
+    """A policy that says another word at each turn."""
+
+    def __init__(self, first="a"):
+        numbers = count()
+        super().__init__(lambda prompt: Action(f"{first}{next(numbers)}", (1, 2), (-0.5, -0.25)))
+
+
+def section(folder, function="rollout", **task):
+    row = {"id": "t", "secret": "b1", **task}
+    return agents(folder, [row], function=f"{FILE}:{function}")
+
+
+def run(section, job, policy, protocol=PROTOCOLS["agent"]):
+    """One episode."""
+    (found,) = play(
+        [job],
+        policy,
+        lambda: make_environment(section),
+        protocol=protocol,
+        sampling=Sampling(),
+        concurrency=1,
+    )
+    return found
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """An episode of four turns in two kinds of conversations, and the section that played it."""
+    part = section(tmp_path)
+    (task,) = make_environment(part).tasks("train")
+    episode = run(part, Job(task, 7, 3), Counting())
+    assert [turn.action.text for turn in episode.turns] == ["a0", "a1", "a2", "a3"]
+    assert not episode.is_one_sequence
+    return part, episode
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_branch_keeps_the_recorded_turns_and_asks_the_policy_for_the_others(recorded, kept):
+    """The program gets the recorded seed, so its requests are the same."""
+    part, begun = recorded
+    policy = Counting("b")
+
+    branch = run(part, Job(begun.task, 99, 5, begun, kept), policy)
+
+    assert branch.turns[:kept] == begun.turns[:kept]
+    own = [turn.action.text for turn in branch.turns[kept:]]
+    assert own == (
+        [f"b{number}" for number in range(4 - kept)] if kept > 2 else ["b0", "b1"]
+    )  # b1 is the secret
+    assert len(policy.prompts) == len(own)
+    assert (branch.taken_over, branch.origin, branch.seed, branch.sample) == (kept, 3, begun.seed, 5)
+    assert (branch.success, branch.status) == (kept <= 2, Status.COMPLETED)
+    assert came_back(branch)
+    assert branch.total_reward == float(kept <= 2)
+
+
+def test_branches_are_sampled_with_their_own_seeds(recorded):
+    part, begun = recorded
+    first, second = (Counting("b") for _ in range(2))
+    run(part, Job(begun.task, 1, 1, begun, 1), first)
+    run(part, Job(begun.task, 2, 2, begun, 1), second)
+
+    assert first.prompts[0].turns == second.prompts[0].turns
+    assert first.prompts[0].seed != second.prompts[0].seed
+
+
+def test_a_branch_after_an_action_may_see_another_request(recorded):
+    """The check of the next request is skipped; the earlier ones are checked."""
+    part, begun = recorded
+    other = replace(begun.turns[2], observation=({"role": "user", "content": "Other."},))
+    changed = replace(begun, turns=(*begun.turns[:2], other, begun.turns[3]))
+
+    assert came_back(run(part, Job(begun.task, 9, 4, changed, 2, anew=True), Counting("b")))
+    elsewhere = run(part, Job(begun.task, 9, 4, changed, 2), Counting("b"))
+    assert came_elsewhere(elsewhere)
+    assert "did not come back to turn 2, since its request differs: expected ..." in elsewhere.error
+    assert "Other." in elsewhere.error
+
+
+def test_an_agent_with_a_clock_does_not_come_back(tmp_path):
+    part = section(tmp_path, "forgetful")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+
+    branch = run(part, Job(task, 9, 1, begun, 1), Counting("b"))
+
+    assert (came_elsewhere(branch), branch.status, branch.turns) == (True, Status.FAILED, ())
+    assert branch.error.startswith("NotComeBack: the agent did not come back to turn 0")
+
+
+def test_an_agent_that_ends_before_the_turn_does_not_come_back(tmp_path):
+    part = section(tmp_path, "hasty")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+    stopped = replace(begun, turns=(replace(begun.turns[0], action=Action("stop")), *begun.turns[1:]))
+
+    branch = run(part, Job(task, 9, 1, stopped, 1), Counting("b"))
+
+    assert came_elsewhere(branch)
+    assert branch.error == "NotComeBack: the agent ended at turn 1, before it had come back to turn 1."
+
+
+def test_a_window_pauses_an_episode_and_the_next_one_goes_on(recorded):
+    """Four turns in windows of two: the second window ends with the episode."""
+    part, whole = recorded
+    first = run(part, Job(whole.task, 7, 3, window=2), Counting())
+    assert (first.status, len(first.turns), first.success) == (Status.UNFINISHED, 2, False)
+
+    second = run(part, Job(whole.task, 8, 3, first, window=2), Counting("b"))
+
+    assert [turn.action.text for turn in second.turns] == ["a0", "a1", "b0", "b1"]
+    assert (second.status, second.success, second.taken_over) == (Status.COMPLETED, True, 2)
+
+
+def test_the_limit_of_turns_counts_the_kept_ones(recorded):
+    part, begun = recorded
+    protocol = replace(PROTOCOLS["agent"], max_turns=3)
+
+    branch = run(part, Job(begun.task, 9, 1, begun, 2), Scripted(lambda prompt: Action("no")), protocol)
+
+    assert (len(branch.turns), branch.truncated) == (3, True)
+
+
+def test_an_agents_world_is_classified_by_its_replays(recorded, tmp_path):
+    """The seed of the episode is told to the program, so another seed poses another hint."""
+    part, begun = recorded
+    world = make_environment(part)
+    found = check_world(world, [begun], PROTOCOLS["agent"])
+    assert (found.kind, found.came_back) == ("seeded", 1)
+
+    (tmp_path / "other").mkdir()
+    clock = section(tmp_path / "other", "forgetful")
+    world = make_environment(clock)
+    begun = run(clock, Job(world.tasks("train")[0], 7, 0), Counting())
+    with pytest.raises(RunError, match="none of 1 episodes went as it was recorded"):
+        check_world(world, [begun], PROTOCOLS["agent"])
