@@ -2,15 +2,20 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.config.outside_files import named_inputs
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import policy_of, rows_name
+from perturn.data.run_folder import counted_settings, resolve_recipe
 from perturn.errors import ConfigError, RunError
+from perturn.study.settings import read_study
 
 MINE = '''
 """Classes of a user."""
@@ -19,11 +24,15 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from perturn.extend import (
-    COUNT, EngineTraits, Explorer, LocalSettings, Made, PreferencePair, RowTraits, bounded, make_jobs
+    COUNT, EFFORT, EngineTraits, Explorer, LocalSettings, Made, PreferencePair, RowTraits, bounded, make_jobs
 )
 from perturn.extend.tensors import LOSSES
 
 pair = len
+
+
+class sft(LOSSES["dpo"]):
+    """Named like a policy."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Unpacked:
 
     traits: ClassVar[EngineTraits] = EngineTraits(serves_checkpoints=True)
 
+    width: Annotated[int, EFFORT] = 1
+
     def check(self, empty_model, recipe):
         """Any policy."""
 
@@ -66,6 +77,7 @@ class FirstOverOthers:
     needs: ClassVar = ()
 
     most: int = 10
+    words: str = ""
 
     def __call__(self, inputs):
         first = {}
@@ -145,6 +157,53 @@ def test_a_resolved_recipe_names_the_classes_again(perturn, tmp_path):
     assert to_mapping(recipe)["explore"]["name"] == "there/mine.py:Twice"
 
 
+def test_a_finished_run_is_read_from_another_folder(perturn, tmp_path, monkeypatch):
+    """Its recorded files say where the classes are."""
+    code, said = perturn("run", "recipe.yaml", "evaluate=null")
+    assert code == 0, said
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    code, said = perturn("report", "../runs/mine")
+
+    assert code == 0, said
+    assert resolve_recipe(tmp_path / "runs/mine").rows.most == 3
+    (tmp_path / "mine.py").unlink()
+    assert perturn("report", "../runs/mine")[0] == 0  # code that is gone does not keep a run from being read
+
+
+def test_settings_of_a_class_may_name_files_and_what_changes_no_result(perturn, tmp_path):
+    """A file that a setting names is recorded with the run; a setting that is marked EFFORT may differ on resuming."""
+    (tmp_path / "words.txt").write_text("a")
+    recipe = read_recipe(tmp_path / "recipe.yaml", ["rows.words=words.txt"])
+
+    found = [(each.text, each.kind) for each in named_inputs(recipe) if each.setting == "rows.words"]
+    assert found == [("words.txt", "path")]
+    assert "engine.width" not in counted_settings(recipe)
+    assert "engine.name" in counted_settings(recipe)
+
+
+def test_an_override_replaces_a_class_whose_file_is_gone(perturn, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("mine.py:FirstOverOthers, most: 3", "gone.py:Rows"))
+
+    recipe = read_recipe(tmp_path / "recipe.yaml", ["rows.name=group-pairs"])
+
+    assert rows_name(recipe) == "group-pairs"
+
+
+def test_a_study_finds_classes_next_to_itself_and_to_its_recipe(perturn, tmp_path, monkeypatch):
+    study = {"name": "s", "recipe": "recipe.yaml", "methods": {"a": {"rows.name": "mine.py:FirstOverOthers"}}}
+    study |= {"test": {"tasks": {"split": "valid_seen", "n": 1}}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    read, recipe = read_study(Path("../study.yaml"))
+
+    assert read.methods["a"]["rows.name"] == "../mine.py:FirstOverOthers"
+    assert recipe["explore"]["name"] == "../mine.py:Twice"
+
+
 @pytest.mark.parametrize(
     ("word", "says"),
     [
@@ -159,6 +218,8 @@ def test_a_resolved_recipe_names_the_classes_again(perturn, tmp_path):
         ("align.loss.name=other.py:Loss", "there is no file other.py"),
         ("rows.least=3", "unknown key 'rows.least'. Known: rows.most"),
         ("explore.times=0", "explore.times must be "),
+        ("rows.name=builtins:type", "<class 'type'> takes no settings"),
+        ("align.loss.name=mine.py:sft", "align.loss.name must name a class that is not called like a policy"),
     ],
 )
 def test_a_class_that_does_not_fit_is_rejected_before_work(perturn, tmp_path, word, says):

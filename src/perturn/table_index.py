@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perturn.errors import ConfigError
+from perturn.io.user_code import load_object
 from perturn.table import at_defaults, locate
 from perturn.types import EpisodeProtocol
 
@@ -49,6 +51,16 @@ def table(kind: str) -> Mapping[str, Any]:
     """Import and return the table of a kind of entry."""
     found: Mapping[str, Any] = locate(TABLES[kind])
     return found
+
+
+def entry_named(kind: str, name: str) -> Any:
+    """Return an entry by its name, or as `file.py:Class`; None if there is none, such as code that no longer exists."""
+    if ":" not in name:
+        return table(kind).get(name)
+    try:
+        return load_object(name)
+    except ConfigError:
+        return None
 
 
 def describe(kind: str) -> dict[str, str]:

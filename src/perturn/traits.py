@@ -57,7 +57,8 @@ class EnvironmentTraits:
     this object may declare rules."""
     plays_itself: bool = False
     """Whether the environment plays its episodes itself, with a generator `play(job, protocol, policy)` like
-    `perturn.episodes.episode.episode`. Such episodes cannot be resumed, and run inside the loop's process."""
+    `perturn.episodes.episode.episode`. It must also begin an episode at a turn, as
+    `perturn.envs.agent` does. Such episodes run inside the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
     """Name -> signature of the optional methods of this class, besides the methods in the table `ABILITIES`."""
 

@@ -180,7 +180,6 @@ def test_an_expert_teaches_an_agent_and_tlm_dre_learns_from_pairs(place, monkeyp
 
 
 REFUSED = [
-    ({"explore": {"name": "branches"}}, "explore.name=branches resumes episodes"),
     ({"protocol": {"name": "agent", "suffix": "Hurry."}}, "protocol.suffix is set"),
     (
         {"worlds": {"processes": 2}},

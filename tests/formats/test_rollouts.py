@@ -357,6 +357,17 @@ def test_scored_conversations_are_episodes(bring, tmp_path):
     assert account.calls == {"rollouts": 3, "unscored": 1}
 
 
+def test_conversations_are_recognised_by_their_first_line_without_a_reward(bring):
+    """A null reward is a conversation's; a user's message may be a list of parts, or text alone."""
+    parts = conversation([{"type": "text", "text": "hi"}], "yes", reward=1)
+    bare = {"messages": ["hi", {"role": "assistant", "content": "no"}], "reward": 0, "output": "x"}
+
+    account, found = bring([conversation("hi", "yes", reward=None), parts, bare], model=False)
+
+    assert account.calls == {"rollouts": 2, "unscored": 1}
+    assert [(one.task.id, one.sample, one.total_reward) for one in found] == [("hi", 0, 1.0), ("hi", 1, 0.0)]
+
+
 def test_a_request_with_its_response_is_no_conversation(tmp_path):
     """LiteLLM logs the messages, the response and its score side by side."""
     answer = {"choices": [{"message": {"role": "assistant", "content": "b"}}]}

@@ -99,6 +99,16 @@ def test_conversations_without_a_reward_are_no_explored_episodes(recipe, tmp_pat
     assert not (tmp_path / "theirs").exists()
 
 
+def test_failures_without_environment_and_policy_are_episodes(recipe, tmp_path):
+    """They have a task, and a reward of 0 is one."""
+    rows = [replace(episode(sample, 0.0), environment="") for sample in range(2)]
+    write_records(tmp_path / "theirs.jsonl", rows)
+
+    done("collect", recipe)
+
+    assert len(list(read_trajectories(tmp_path / "theirs/trajectories/explore.jsonl"))) == 2
+
+
 def test_a_dry_run_counts_the_episodes_of_a_file(recipe):
     """And measures their lengths."""
     settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]

@@ -175,8 +175,13 @@ def test_a_verdict_beside_an_interval_that_contains_zero_is_explained(verdict, e
     """Holm's test finds more than the intervals of all primary comparisons at once."""
     row = {"method": "a", "other": "sft"}
 
-    notes = list(_on_intervals([(row, {"verdict": verdict, "family_interval": ends}), (row, None)]))
+    found = {"verdict": verdict, "family_interval": ends}
+    notes = list(_on_intervals([(row, "success", found), (row, "success", None)]))
+    several = list(_on_intervals([(row, "success", None), (row, "score", found)]))
 
+    assert [note.startswith("a against sft differs in score by Holm's test") for note in several] == [
+        True
+    ] * noted
     assert [note.startswith("a against sft differs by Holm's test") for note in notes] == [True] * noted
 
 

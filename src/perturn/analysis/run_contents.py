@@ -9,9 +9,11 @@ from typing import Any
 
 from perturn.analysis.iteration_table import Iteration, joined_metrics, read_iterations
 from perturn.config.parsing import build_entry
-from perturn.config.row_maker_settings import ROWS, RowTraits
+from perturn.config.recipe import code_beside
+from perturn.config.row_maker_settings import ROWS, Kind, RowTraits
 from perturn.data.file_seals import read_manifest, refuse_damage
 from perturn.data.group_account import CreditRow, read_credits
+from perturn.data.recorded_code import code_files
 from perturn.data.run_files import (
     Confidences,
     Loss,
@@ -25,7 +27,7 @@ from perturn.data.run_files import (
 )
 from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.errors import RunError
+from perturn.errors import ConfigError, RunError
 from perturn.io.read_input import read_text
 from perturn.types import PreferencePair, Trajectory, unfinished
 
@@ -207,6 +209,17 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
     return aligned[-1] if aligned else None
 
 
+def _row_traits(rows: Any, paths: RunPaths, mark: str) -> RowTraits:
+    """Return the traits of a run's row maker. If its code no longer exists, they follow from the run's files."""
+    if not isinstance(rows, Mapping):
+        return RowTraits("pairs", expert=True)
+    try:
+        return build_entry(ROWS, code_beside(rows, paths.folder, code_files(paths.folder)), "rows").traits
+    except ConfigError:
+        makes: Kind = "pairs" if paths.pairs(mark).exists() else "groups"
+        return RowTraits(makes, expert=paths.trajectories("expert").exists())
+
+
 def _missing(
     paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
@@ -224,12 +237,7 @@ def _missing(
         paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
         paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
-    rows = settings.get("rows")
-    traits = (
-        build_entry(ROWS, rows, "rows").traits
-        if isinstance(rows, Mapping)
-        else RowTraits("pairs", expert=True)
-    )
+    traits = _row_traits(settings.get("rows"), paths, mark)
     if traits.makes != "pairs":
         del expected[paths.confidence(mark)], expected[paths.pairs(mark)]
     if not traits.expert and settings.get("sft") is None:

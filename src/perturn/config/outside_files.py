@@ -59,6 +59,9 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
         own = imported_name(type(value)) if entry is not None else None
         if own is not None:
             yield Named(f"{where}.name", own, "code")
+            hints = hints_of(type(value))
+            unmarked = {name: getattr(value, name) for name in hints if not list(marks(hints[name]))}
+            yield from _texts(unmarked, "maybe", where)
         settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         yield from _settings(settings, type(value), where)
     elif isinstance(value, Mapping):

@@ -232,7 +232,12 @@ def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the keyword arguments of a class, by name."""
-    found = inspect.signature(kind).parameters
+    try:
+        found = inspect.signature(kind).parameters
+    except ValueError:
+        raise ConfigError(
+            f"{kind!r} takes no settings, since it has no signature; name another class."
+        ) from None
     return {
         name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     }
@@ -368,7 +373,10 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
 
 def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
     """Drop the settings that a section's old entry has and its new entry `name` does not."""
-    before = _class_of(mark, str(section.get("name", mark.default)))
+    try:
+        before = _class_of(mark, str(section.get("name", mark.default)))
+    except ConfigError:  # a file that is gone; its settings are reported if the new entry lacks them
+        before = None
     after = _class_of(mark, name)
     if before is not None and after is not None:
         for key in _settings(before).keys() - _settings(after).keys():

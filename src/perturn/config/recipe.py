@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -206,8 +206,10 @@ def recipe_file(path: Path, name: str) -> Path:
     return found or path
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(path: Path, overrides: Sequence[str] = (), moved: Mapping[str, Path] | None = None) -> Recipe:
     """Read a recipe from a file, or by the name of a packaged recipe, and apply `key=value` overrides.
+
+    `moved` gives the file of a `file.py:Class` that was recorded in another current folder.
 
     Raises:
         ConfigError: If the file is missing or is not YAML, or if a key or value is wrong. The message is one line and
@@ -215,19 +217,27 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = user_path(path, "recipe")
     path = recipe_file(path, str(path))
-    data = _code_beside(read_mapping(path, "recipe"), path.parent)
+    data = code_beside(read_mapping(path, "recipe"), path.parent, moved)
     apply_overrides(data, overrides)
     refuse_secrets(data)
     return parse(Recipe, data)
 
 
-def _code_beside(value: Any, folder: Path) -> Any:
-    """Return a recipe's mapping with each `file.py:Class` resolved: in the current folder, else next to the recipe."""
-    if isinstance(value, dict):
-        return {key: _code_beside(each, folder) for key, each in value.items()}
+def code_beside(value: Any, folder: Path, moved: Mapping[str, Path] | None = None) -> Any:
+    """Return a mapping with each `file.py:Class` resolved: in the current folder, or else in the first of two places.
+
+    Args:
+        value: Mapping of a recipe or a study.
+        folder: Folder of the recipe or study.
+        moved: Name -> file, for a recipe that was recorded in another current folder.
+    """
+    if isinstance(value, Mapping):
+        return {key: code_beside(each, folder, moved) for key, each in value.items()}
     if isinstance(value, list):
-        return [_code_beside(each, folder) for each in value]
+        return [code_beside(each, folder, moved) for each in value]
     found = _CODE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or Path(found[1]).is_file() or not (folder / found[1]).is_file():
+    if found is None or Path(found[1]).is_file():
         return value
-    return f"{os.path.relpath(folder / found[1])}:{found[2]}"
+    places = (folder / found[1], (moved or {}).get(str(value), folder / found[1]))
+    there = next((place for place in places if place.is_file()), None)
+    return value if there is None else f"{os.path.relpath(there)}:{found[2]}"

@@ -23,6 +23,7 @@ from perturn.config.shipped_recipes import shipped_recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
 from perturn.data.input_digests import Inputs, same_inputs
+from perturn.data.recorded_code import code_files
 from perturn.data.run_files import commit, hardware, read_note, versions
 from perturn.data.run_lock import RunLock
 from perturn.data.run_paths import RunPaths, begun, is_data
@@ -31,7 +32,7 @@ from perturn.free_memory import memory_in_use
 from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.io.plain_data import error_text
 from perturn.io.read_input import user_path
-from perturn.table_index import table
+from perturn.table_index import entry_named
 from perturn.train_processes import holds_run
 
 _log = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
     recorded = begun(path).recipe
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
     own = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
-    return read_recipe(recorded, [*own, *overrides])
+    return read_recipe(recorded, [*own, *overrides], code_files(path))
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -288,7 +289,7 @@ def refuse_other(recipe: Recipe) -> None:
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:
-        theirs, ours = _compared(read_recipe(paths.recipe)), _compared(recipe)
+        theirs, ours = _compared(read_recipe(paths.recipe, moved=code_files(folder))), _compared(recipe)
         may_differ = _may_differ(recipe)
         for key in sorted(theirs.keys() | ours.keys()):
             if theirs.get(key) != ours.get(key) and may_differ.isdisjoint(_and_sections(key)):
@@ -325,7 +326,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
         ("user.engine", "engines", recipe.user.engine if recipe.user else {}),
     )
     for section, kind, settings in sections:
-        entry = table(kind).get(str(settings.get("name")))
+        entry = entry_named(kind, str(settings.get("name")))
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from perturn.errors import EnvironmentFailure, check_fit, check_known, within
@@ -89,9 +89,15 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
         terminated=terminated or truncated,
         success=bool(terminated) and earned if success is None else bool(success),
         valid=valid is None or bool(valid),
-        state_key=info.get("state_key"),
+        state_key=state_key_of(info),
         admissible=admissible,
     )
+
+
+def state_key_of(info: Mapping[Any, Any]) -> Any:
+    """Return the `state_key` of an `info`: a text, or a whole number as text. Other values are kept, to be reported."""
+    key = info.get("state_key")
+    return str(key) if isinstance(key, Integral) else key
 
 
 def admissible_of(info: Any) -> tuple[str, ...]:

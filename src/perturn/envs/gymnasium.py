@@ -17,6 +17,7 @@ from perturn.envs.adapter_values import (
     check_seeds,
     outcome_of,
     seed_tasks,
+    state_key_of,
     task_seed,
 )
 from perturn.envs.async_worlds import WorldLoop
@@ -76,7 +77,10 @@ class Gymnasium:
                 "return both; older environments need a compatibility wrapper."
             )
         text, info = answer
-        return Observation(as_text(text, "the observation"), admissible=admissible_of(info))
+        admissible = admissible_of(info)
+        return Observation(
+            as_text(text, "the observation"), state_key=state_key_of(info), admissible=admissible
+        )
 
     def step(self, action: str) -> Observation:
         """Take one action."""

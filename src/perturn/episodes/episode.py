@@ -67,6 +67,12 @@ def episode(
     if traits_of(env).plays_itself:
         playing: Any = env
         whole: Trajectory = yield from playing.play(job, protocol, policy, abilities)
+        kept = len(job.begun.turns[: job.kept]) if job.begun else 0
+        if whole.taken_over != kept:
+            raise RunError(
+                f"{env.name} plays its episodes itself, and began at turn {whole.taken_over} in place of {kept}; its "
+                "play must begin at the turn of the job."
+            )
         return whole
     return (yield from _turn_by_turn(env, job, protocol, policy, user_said))
 

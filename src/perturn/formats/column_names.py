@@ -42,7 +42,8 @@ _METADATA = re.compile(
     r"sources|dataset|split|subset|config|category|categories|topic|domain|task|type|kind|level|difficulty|language|"
     r"lang|tag|tags|model|models|generator|annotator|author|user|metadata|meta|extra|extra_info|info|comment|comments|"
     r"note|notes|margin|length|tokens|turns|channel|parallel_tool_calls)(?:_chosen|_rejected)?|"
-    r"(?:.*_)?(?:scores?|ratings?|rewards?)_(?:chosen|rejected)"
+    r"(?:.*_)?(?:scores?|ratings?|rewards?)_(?:chosen|rejected)|"
+    r"(?:.*_)?(?:chosen|rejected)_(?:scores?|ratings?|rewards?)"
 )
 """Pattern of the names of metadata columns, which are ignored without a warning. The score of a single conversation is
 none of them: it may say that the conversation failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from perturn.formats.row_shapes import AS_CHAT
 from perturn.formats.row_sources import Location, Source, open_source
 from perturn.formats.trl_rows import ONLY_KTO, describe_unread, from_trl, label_of
 from perturn.io.read_input import user_path
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, has_outcome
 
 _logger = logging.getLogger(__name__)
 
@@ -177,6 +178,11 @@ def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
         DataError: After the good rows, if the source has bad rows. The error names each bad row.
     """
     return (row for _, row in _strict(data, lambda row: None))
+
+
+def is_numbered(row: Trajectory) -> bool:
+    """Return whether a row is a conversation, which has no task and no outcome, so that its number is its task."""
+    return re.fullmatch(r"row-\d+", row.task.id) is not None and not has_outcome(row)
 
 
 def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:

@@ -19,8 +19,9 @@ from typing import Any
 from perturn.errors import ConfigError, did_you_mean
 
 _PERTURN = Path(__file__).parents[1]
-_NAMES: dict[type, str] = {}
-"""Class of the user's code -> the name by which `load_object` imported it last."""
+_NAMES: dict[type, tuple[str, str]] = {}
+"""Class of the user's code -> the module or file, and the attribute, by which `load_object` imported it last. A file
+that was named by a relative path has its absolute path in a text that begins with a colon."""
 
 
 def load_object(name: str) -> Any:
@@ -52,13 +53,17 @@ def load_object(name: str) -> Any:
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}{where}; {remedy}.{known}"
         ) from error
     if isinstance(entry, type):
-        _NAMES[entry] = name
+        is_relative = module.endswith(".py") and not os.path.isabs(module)
+        _NAMES[entry] = (f":{os.path.abspath(module)}" if is_relative else module), attribute
     return entry
 
 
 def imported_name(kind: type) -> str | None:
-    """Return the name by which `load_object` imported a class, such as `file.py:Class`; None if it did not."""
-    return _NAMES.get(kind)
+    """Return the name by which `load_object` imports a class here, such as `file.py:Class`; None if it did not."""
+    if kind not in _NAMES:
+        return None
+    module, attribute = _NAMES[kind]
+    return f"{os.path.relpath(module[1:]) if module.startswith(':') else module}:{attribute}"
 
 
 def _module_of_name(module: str) -> ModuleType:

@@ -25,7 +25,7 @@ from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, required, within
 from perturn.faults import closing_world
-from perturn.formats.read_rows import Row, open_rows, rows_of
+from perturn.formats.read_rows import Row, is_numbered, open_rows, rows_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
 from perturn.run.ahead import look_ahead
@@ -53,7 +53,6 @@ from perturn.types import (
     Trajectory,
     WeightedTrajectory,
     failed,
-    has_outcome,
     succeeded,
 )
 
@@ -276,7 +275,7 @@ def _check_row(renderer: Renderer | None, max_length: int | None, explored: bool
 
     Rows that are not trained on are not checked.
     """
-    if explored and isinstance(row, Trajectory) and not has_outcome(row):
+    if explored and isinstance(row, Trajectory) and is_numbered(row):
         raise DataError(
             "the row is a conversation, and has no task and no reward. `perturn import-logs` makes episodes of rows "
             "with `messages`, `reward` and `task`."

@@ -74,11 +74,14 @@ class Record:
         Raises:
             StorageError: If the episode cannot be written. The caller may try again.
         """
-        if self._is_broken:
-            self._store = TrajectoryStore(self.episodes)
-            self._is_broken = False
-            self._store.drop(lambda one: one.key == trajectory.key)  # written before, though that call failed
         try:
+            if self._is_broken:
+                self._store.close()
+                self._store = TrajectoryStore(self.episodes)
+                self._store.drop(
+                    lambda one: one.key == trajectory.key
+                )  # written before, though that call failed
+                self._is_broken = False
             self._store.append(trajectory)
         except StorageError:
             self._is_broken = True  # the store has closed itself, since its last line may be incomplete

@@ -345,7 +345,7 @@ class SessionManager:
         self._sessions[session.id] = session
         self._ends.pop(session.id, None)
         self._of_response |= dict.fromkeys(session.responses, session)
-        self._automatic |= dict.fromkeys(session.all_end_keys, session)
+        self._automatic = dict.fromkeys(session.all_end_keys, session) | self._automatic
 
     def so_far(self, name: str) -> Trajectory:
         """Return the episode of an open session so far."""

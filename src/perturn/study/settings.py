@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
 from perturn.config.parsing import apply_overrides, parse, refuse_secrets
-from perturn.config.recipe import read_mapping, recipe_file
+from perturn.config.recipe import code_beside, read_mapping, recipe_file
 from perturn.config.sections import COUNT, HeldOutTasks, refuse
 from perturn.errors import ConfigError, check_belongs, check_known
 from perturn.io.read_input import user_path
@@ -187,7 +187,8 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: If the file is no mapping, or an override cannot be applied.
     """
-    data = read_mapping(user_path(file, "study"), "study")
+    file = user_path(file, "study")
+    data = code_beside(read_mapping(file, "study"), file.parent)
     before = data.get("seeds", [0])
     apply_overrides(data, overrides)
     if "by_seed" in data and not any(re.match(r"by_seed\b", each) for each in overrides):
@@ -220,7 +221,8 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
     """
     laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
     study = parse(Study, {**data, **laid_over})
-    recipe = read_mapping(recipe_file(beside / user_path(study.recipe, "recipe"), study.recipe), "recipe")
+    file = recipe_file(beside / user_path(study.recipe, "recipe"), study.recipe)
+    recipe = code_beside(read_mapping(file, "recipe"), file.parent)
     return _completed(study, recipe), recipe
 
 

@@ -17,13 +17,13 @@ from perturn.formats.rollouts.rollout_records import cut_last, listed, reader, s
 
 _SCORES = ("reward", "score")
 """Keys of the score, the first of which counts."""
-_ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices", "output"})
+_ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices"})
 """Keys of a logged response, whose request has the key `messages` too."""
 
 
 def is_conversation(record: Mapping[str, Any]) -> bool:
     """Return whether a record is a conversation with a score, and not a request that is logged with its response."""
-    scored = any(record.get(key) is not None for key in _SCORES)
+    scored = any(key in record for key in _SCORES)
     return scored and isinstance(record.get("messages"), list) and not _ANSWERS & record.keys()
 
 
@@ -39,9 +39,10 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     cut = bool(record.get("truncated"))
     score = next((record[key] for key in _SCORES if record.get(key) is not None), None)
     task = record.get("task")
+    first = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
     yield Rollout(
         where,
-        task_of(record, fields, _asked(messages) if task is None else task),
+        task_of(record, fields, first if task is None else task),
         cut_last(steps) if cut else steps,
         scores_of(record, fields, score),
         truncated=cut,
@@ -52,8 +53,3 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
 
 read_conversations = reader(_rollouts)
 """Yield the rollouts of scored conversations."""
-
-
-def _asked(messages: list[Any]) -> Any:
-    """Return the first message of the user, which is the task of a record without `task`."""
-    return next((each.get("content") for each in messages if each.get("role") == "user"), None)

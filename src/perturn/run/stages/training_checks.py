@@ -13,7 +13,7 @@ from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.row_maker_settings import row_makers
 from perturn.config.sections import Train
 from perturn.data.run_folder import run_folder
-from perturn.errors import ConfigError, within
+from perturn.errors import ConfigError, check_fit, within
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
 from perturn.policy.models import compute_dtype, context_length, device
@@ -50,6 +50,8 @@ def check_training(recipe: Recipe) -> None:
     for name, settings in trainings.items():
         rows = _rows_for(recipe, name)
         loss = make_loss(settings.loss, f"{name}.loss")
+        if name == "align":
+            _check_label(str(settings.loss["name"]))
         if (kind := loss.traits.rows) != rows:
             known = {key: default_traits(each) for key, each in LOSSES.items()}
             fitting = ", ".join(key for key, traits in known.items() if traits and traits.rows == rows)
@@ -64,6 +66,13 @@ def check_training(recipe: Recipe) -> None:
         choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         with within(f"{name}: "):
             make_config(recipe, settings, run_folder(recipe), model=None)
+
+
+def _check_label(loss: str) -> None:
+    """Reject a class of the user's whose name, which the policy gets, is the name of another policy."""
+    label = loss.rpartition(":")[2]
+    fits = ":" not in loss or label not in ("base", "sft", "prm")
+    check_fit(fits, "align.loss.name", "name a class that is not called like a policy of the run", loss)
 
 
 def trainings_of(recipe: Recipe) -> dict[str, Train]:

@@ -89,7 +89,7 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
             *_on_ends(tuning),
             *_on_choice(methods, tuning),
             *_on_primary(study),
-            *_on_intervals([(row, row[measure]) for measure in measures for row in primary]),
+            *_on_intervals([(row, measure, row[measure]) for measure in measures for row in primary]),
             *_on_seeds(study, name, seeds),
             *_on_weights(study, name),
         ],
@@ -303,10 +303,11 @@ def _on_primary(study: RecordedStudy) -> Iterator[str]:
 
 
 def _on_intervals(
-    primary: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
+    primary: Sequence[tuple[Mapping[str, Any], str, Mapping[str, Any] | None]],
 ) -> Iterator[str]:
     """Yield a note on each primary comparison that differs by Holm's test, and whose interval contains zero."""
-    for row, found in primary:
+    several = len({measure for _, measure, _ in primary}) > 1
+    for row, measure, found in primary:
         low, high = found["family_interval"] if found else (None, None)
         if (
             found
@@ -314,8 +315,9 @@ def _on_intervals(
             and (low is None or low <= 0)
             and (high is None or high >= 0)
         ):
+            of = f" in {measure}" if several else ""
             yield (
-                f"{row['method']} against {row['other']} differs by Holm's test, and its interval "
+                f"{row['method']} against {row['other']} differs{of} by Holm's test, and its interval "
                 "contains zero. Holm's test finds more than these intervals, which hold all at once."
             )
 
