@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import NoReturn, TypeVar
 
 from perturn.errors import check_fit
@@ -14,6 +15,8 @@ from perturn.table import locate
 
 T = TypeVar("T")
 
+_PATIENCE = timedelta(hours=2)
+"""Time that processes wait for another one, which may write a large checkpoint to a slow disk."""
 DRIVER = "PERTURN_DRIVER"
 """Environment variable of training processes that a driver started; the driver alone writes to the run folder."""
 
@@ -62,7 +65,9 @@ def leader_first() -> Iterator[None]:
         yield
         return
     cpu = not locate("torch.cuda:is_available")()
-    state = locate("accelerate:PartialState")(cpu=cpu)
+    if not cpu:  # with gloo too, since offloaded gradients are reduced on the CPU
+        locate("torch.distributed:init_process_group")("cuda:nccl,cpu:gloo", timeout=_PATIENCE)
+    state = locate("accelerate:PartialState")(cpu=cpu, timeout=_PATIENCE)
     atexit.register(state.destroy_process_group)  # any later, its threads may abort the interpreter
     with state.main_process_first():
         yield

@@ -38,6 +38,8 @@ MASK = "scaled dot products under a mask"
 
 _BLOCK = 128
 """Number of tokens in a block of FlexAttention's mask."""
+_VARIANTS = 64
+"""Number of variants for which FlexAttention may be compiled. After torch's limit of 8 it would store all scores."""
 _LEAST_FEATURES = 16
 """Smallest number of features per head that FlexAttention's kernels support."""
 
@@ -52,6 +54,10 @@ def kernel(device: torch.device) -> str:
     """Return the attention implementation for packed sequences on a device, with the installed packages."""
     if device.type == "cpu":
         return PIECES
+    dynamo = (
+        torch._dynamo.config
+    )  # FlexAttention is compiled for each data type, with and without gradients, ...
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
@@ -161,6 +167,10 @@ def forest_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(attention_mask, BlockMask):
         features = value.shape[-1]
         if features < _LEAST_FEATURES:  # zeros do not change a dot product
@@ -170,10 +180,6 @@ def forest_attention(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
         return output[..., :features], None
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     # The kernel assumes contiguous features without checking.
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     segments, wanted = attention_mask[0, 0].tolist(), getattr(module, "perturn_wanted", None)

@@ -218,6 +218,7 @@ class Session:
         if self._engine is not None:
             engine, self._engine = self._engine[1], None
             engine.close()
+            del engine  # otherwise its weights are still held
             release_memory()
 
     def __enter__(self) -> Session:

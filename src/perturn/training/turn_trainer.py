@@ -52,6 +52,7 @@ from perturn.policy.packing import (
 from perturn.policy.reference import weigh_all
 from perturn.training.credit_choice import loss_and_credit, trains_own_turns
 from perturn.training.frozen_policies import Frozen
+from perturn.training.memory_errors import memory_remedies
 from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
 from perturn.training.trainer_evaluation import (
@@ -285,7 +286,8 @@ class TurnTrainer(EvaluatingTrainer):
 
     def _mismatches(self, packs: list[Batch]) -> list[float]:
         """Return the loss's inputs for this process's mismatched rows, under the current policy."""
-        return mismatches(self.loss, partial(self._pass, self.model), self._as_many_as_others(packs))
+        packs = [self._prepare_inputs(pack) for pack in self._as_many_as_others(packs)]
+        return mismatches(self.loss, partial(self._pass, self.model), packs)
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
         """Return, for each evaluated row, the number that the loss reads, or None if it reads no number."""
@@ -307,7 +309,8 @@ class TurnTrainer(EvaluatingTrainer):
         packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
         model.train()
         getattr(self.optimizer, "train", lambda: None)()  # schedule-free optimizers move the weights
-        with continuing(model, inputs.get("beginning"), self._autocast):
+        remedies = memory_remedies(self.turn_args.token_budget, bool(self.args.gradient_checkpointing))
+        with remedies, continuing(model, inputs.get("beginning"), self._autocast):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1
                 state._set_sync_gradients(exchange and not waits)
