@@ -212,6 +212,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
     remedy = "leave it out to train the model's own adapters, or call model.merge_and_unload() first"
     plain = not isinstance(model, PeftModel)
     check_belongs({"peft_config": True}, plain, "a model without adapters", remedy)
+    prompts = bool(getattr(peft_config, "is_prompt_learning", False))
+    remedy = "Packed rows have no place for learned tokens; take LoRA or another change of layers."
+    check_fit(not prompts, "peft_config", "change layers, not the prompt", type(peft_config).__name__, remedy)
     wanted = getattr(peft_config, "target_modules", None)
     with guarded("adapters cannot be added"), torch.random.fork_rng(), warnings.catch_warnings():
         # peft uses a deprecated name of transformers

@@ -81,6 +81,9 @@ def _labelled(row: Row, given: Any) -> WeightedTrajectory:
     if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
         raise DataError("the row is a pair, and has a label; leave one of the two out.")
     if not isinstance(row, WeightedTrajectory):
+        label = given.get("label") if isinstance(given, Mapping) else None
+        if label is not None:
+            raise DataError(f"label must be true or false, got {label!r:.40}.")
         raise DataError(
             "the loss learns from single trajectories that are desirable or not, and the row does not say; give a "
             "WeightedTrajectory with weights of 1 or -1, or prompt, completion and label."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
@@ -154,6 +156,8 @@ class TurnConfig(TrainingArguments):
         order, must = self.train_sampling_strategy, "be random or sequential"
         remedy = "Packs have no padding, so rows of like length need not come together."
         check_fit(order in ("random", "sequential"), "train_sampling_strategy", must, order, remedy)
+        noise, remedy = self.neftune_noise_alpha, "Its noise would depend on how rows are packed."
+        check_fit(not noise, "neftune_noise_alpha", "be None", noise, remedy)
         smooths, remedy = self.label_smoothing_factor, "No loss here smooths labels."
         check_fit(not smooths, "label_smoothing_factor", "be 0", smooths, remedy)
         earlier = self.optimizer_from
@@ -239,6 +243,22 @@ _ONE_CALL = {
 """Values of transformers' settings with which `compute_metrics` is called once, with the values of all rows."""
 
 
+def config_of(args: Any) -> TurnConfig:
+    """Return the settings of a training; None gives the defaults.
+
+    Raises:
+        ConfigError: If they are the settings of another trainer.
+    """
+    if args is None:
+        return TurnConfig(output_dir="perturn-output")
+    remedy = (
+        "Write TurnConfig(output_dir=..., loss={'name': 'dpo', 'beta': 0.1}); most settings keep their names."
+    )
+    check_fit(isinstance(args, TurnConfig), "args", "be a perturn.TurnConfig", type(args).__name__, remedy)
+    made: TurnConfig = args
+    return made
+
+
 def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error message for each setting that packed training or this loss does not support.
 
@@ -255,6 +275,16 @@ def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[
             f"for each GPU: accelerate launch --num_processes {args.n_gpu} ..., or torchrun --nproc_per_node "
             f"{args.n_gpu} ..."
         )
+    yield from _unknown_arguments(trainer)
+    if trainer.get("compute_loss_func") is not None:
+        yield "compute_loss_func must be None; name a loss of your own in TurnConfig(loss={'name': 'file.py:Class'})."
+    if args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy", True):
+        yield (
+            "use_liger_kernel replaces the model's forward pass, which packing needs; set liger_kernel_config="
+            "{'fused_linear_cross_entropy': False, 'cross_entropy': False}."
+        )
+    if is_deepspeed_zero3_enabled():
+        yield "deepspeed: ZeRO-3 is not supported; take FSDP2 (fsdp='full_shard', fsdp_config={'version': 2})."
     if trainer.get("preprocess_logits_for_metrics") is not None:
         yield "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."
     for name, needed in _ONE_CALL.items() if trainer.get("compute_metrics") is not None else ():
@@ -263,6 +293,38 @@ def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[
                 f"{name} must be {needed} with compute_metrics, got {getattr(args, name)}; the function is called "
                 "once, with the values of all rows."
             )
+
+
+_INSTEAD = {
+    "tokenizer": "write processing_class",
+    "data_collator": "rows are packed without padding by the trainer's own collator",
+    "model_init": "give the model",
+    "formatting_func": "give rows in a supported shape (docs: Files and rows)",
+    "quantization_config": "load the model with it, and give the model",
+    "reward_funcs": "rewards belong to an environment or to rows (docs: Learn online)",
+}
+"""Argument of another trainer -> what to do instead."""
+_GIVEN = frozenset(
+    {
+        "self",
+        "model",
+        "args",
+        "data_collator",
+        "train_dataset",
+        "eval_dataset",
+        "processing_class",
+        "model_init",
+    }
+)
+"""Arguments of `Trainer` that `TurnTrainer` has itself, or does not pass on."""
+
+
+def _unknown_arguments(trainer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error message for each argument that `Trainer` does not take from `TurnTrainer`."""
+    known = signature(Trainer.__init__).parameters.keys() - _GIVEN
+    for name in sorted(trainer.keys() - known):
+        of_config = peers()[name].in_config if name in peers() else f"known: {', '.join(sorted(known))}"
+        yield f"TurnTrainer takes no argument {name!r}; {_INSTEAD.get(name, of_config)}".rstrip(".") + "."
 
 
 def refuse_frozen(model: torch.nn.Module) -> None:

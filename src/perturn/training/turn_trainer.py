@@ -67,6 +67,7 @@ from perturn.training.trainer_evaluation import (
 )
 from perturn.training.turn_config import (
     TurnConfig,
+    config_of,
     may_begin,
     refuse_frozen,
     section,
@@ -110,7 +111,7 @@ class TurnTrainer(EvaluatingTrainer):
         Raises:
             PerturnError: If a setting or a row is wrong; always before training starts.
         """
-        args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
+        args = self.turn_args = config_of(args)
         self._read_settings(trainer)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
         self.renderer = Renderer(tokenizer_of(model, processing_class), args.chat_template)
@@ -309,8 +310,7 @@ class TurnTrainer(EvaluatingTrainer):
         packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
         model.train()
         getattr(self.optimizer, "train", lambda: None)()  # schedule-free optimizers move the weights
-        remedies = memory_remedies(self.turn_args.token_budget, bool(self.args.gradient_checkpointing))
-        with remedies, continuing(model, inputs.get("beginning"), self._autocast):
+        with memory_remedies(self.turn_args), continuing(model, inputs.get("beginning"), self._autocast):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1
                 state._set_sync_gradients(exchange and not waits)
