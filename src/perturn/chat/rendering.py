@@ -91,26 +91,25 @@ class ChatTemplate:
         return self._write(self.thoughts.shown(messages), tools, generate)
 
     def _opening(self, tools: Sequence[Any]) -> str:
-        """Return the text before the answer with which a conversation begins, for a template that needs a message."""
+        """Return the text before an answer with which a conversation begins, such as a template's own system text."""
         one, other = (self._write([{"role": "assistant", "content": text}], tools, False) for text in "AB")
         return one[: first_difference(one, other)]
 
     def _write(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool) -> str:
+        if not messages and generate:
+            return self._opening(tools)
         try:
-            (written,) = self.tokenizer.apply_chat_template(
-                [
-                    self.control.quote(messages)
-                ],  # in a list, since transformers rejects an empty conversation alone
-                tools=self.control.quote_values(tools) or None,
-                chat_template=self.text,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self.control.quote_values([self._variables])[0],
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    self.control.quote(messages),
+                    tools=self.control.quote_values(tools) or None,
+                    chat_template=self.text,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                    **self.control.quote_values([self._variables])[0],
+                )
             )
-            text = str(written)
         except Exception as error:  # a template may raise anything
-            if not messages and generate:
-                return self._opening(tools)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
         system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
