@@ -214,7 +214,10 @@ def _row_traits(rows: Any, paths: RunPaths, mark: str) -> RowTraits:
     if not isinstance(rows, Mapping):
         return RowTraits("pairs", expert=True)
     try:
-        return build_entry(ROWS, code_beside(rows, paths.folder, code_files(paths.folder)), "rows").traits
+        found: RowTraits = build_entry(
+            ROWS, code_beside(rows, paths.folder, code_files(paths.folder)), "rows"
+        ).traits
+        return found
     except ConfigError:
         makes: Kind = "pairs" if paths.pairs(mark).exists() else "groups"
         return RowTraits(makes, expert=paths.trajectories("expert").exists())

@@ -188,7 +188,7 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: If the file is no mapping, or an override cannot be applied.
     """
     file = user_path(file, "study")
-    data = code_beside(read_mapping(file, "study"), file.parent)
+    data: dict[str, Any] = code_beside(read_mapping(file, "study"), file.parent)
     before = data.get("seeds", [0])
     apply_overrides(data, overrides)
     if "by_seed" in data and not any(re.match(r"by_seed\b", each) for each in overrides):

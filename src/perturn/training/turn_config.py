@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_type_hints
 import torch
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
