@@ -65,7 +65,9 @@ def leader_first() -> Iterator[None]:
         yield
         return
     cpu = not locate("torch.cuda:is_available")()
-    if not cpu:  # with gloo too, since offloaded gradients are reduced on the CPU
+    if (
+        not cpu and not locate("torch.distributed:is_initialized")()
+    ):  # with gloo too, since offloaded gradients are reduced on the CPU
         locate("torch.distributed:init_process_group")("cuda:nccl,cpu:gloo", timeout=_PATIENCE)
     state = locate("accelerate:PartialState")(cpu=cpu, timeout=_PATIENCE)
     atexit.register(state.destroy_process_group)  # any later, its threads may abort the interpreter

@@ -1,5 +1,6 @@
 """An agent that guesses a number: a function that asks again until it is right, also with a second conversation."""
 
+import asyncio
 import json
 import random
 
@@ -42,3 +43,47 @@ async def hasty(task, client):
             break
         messages += [answer.choices[0].message, {"role": "user", "content": "Go on?"}]
     return 0.5
+
+
+async def parallel(task, client):
+    """Ask three helpers at the same time, then join them; send a seed of its own."""
+    posed = [[{"role": "user", "content": f"Part {part}."}] for part in range(3)]
+    asked = [
+        client.chat.completions.create(model="policy", messages=each, seed=task["seed"]) for each in posed
+    ]
+    parts = [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+    joined = [{"role": "user", "content": "Join " + " ".join(parts)}]
+    await client.chat.completions.create(model="policy", messages=joined, seed=task["seed"])
+    return 1.0
+
+
+async def dated(task, client):
+    """Have a clock in the system prompt alone."""
+    messages = [
+        {"role": "system", "content": f"{random.SystemRandom().random()}"},
+        {"role": "user", "content": "Go."},
+    ]
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "Again."}]
+    return 1.0
+
+
+async def crashing(task, client):
+    """Crash after the first answer if it is a stop."""
+    messages = [{"role": "user", "content": "Go on?"}]
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        if answer.choices[0].message.content == "stop":
+            raise ValueError("cannot stop")
+        messages += [answer.choices[0].message, {"role": "user", "content": "Go on?"}]
+    return 0.5
+
+
+async def choosing(task, client):
+    """Ask for three answers at once, and go on with the last one."""
+    messages = [{"role": "user", "content": "Choose."}]
+    answers = await client.chat.completions.create(model="policy", messages=messages, n=3)
+    messages += [answers.choices[-1].message, {"role": "user", "content": "Again."}]
+    await client.chat.completions.create(model="policy", messages=messages)
+    return 1.0

@@ -155,3 +155,82 @@ def test_an_agents_world_is_classified_by_its_replays(recorded, tmp_path):
     begun = run(clock, Job(world.tasks("train")[0], 7, 0), Counting())
     with pytest.raises(RunError, match="none of 1 episodes went as it was recorded"):
         check_world(world, [begun], PROTOCOLS["agent"])
+
+
+def test_a_window_that_ends_at_the_limit_of_turns_ends_the_episode(recorded):
+    """The limit counts, and not the window: the program then gives its reward."""
+    part, whole = recorded
+    protocol = replace(PROTOCOLS["agent"], max_turns=4)
+    first = run(part, Job(whole.task, 7, 3, window=2), Counting(), protocol)
+
+    second = run(
+        part, Job(whole.task, 8, 3, first, window=2), Scripted(lambda prompt: Action("no")), protocol
+    )
+
+    assert (second.status, len(second.turns), second.truncated) == (Status.COMPLETED, 4, False)
+    protocol = replace(PROTOCOLS["agent"], max_turns=3)
+    cut = run(part, Job(whole.task, 8, 3, first, window=1), Scripted(lambda prompt: Action("no")), protocol)
+    assert (cut.status, len(cut.turns), cut.truncated) == (Status.COMPLETED, 3, True)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_parallel_requests_come_back_in_any_order(tmp_path, number):
+    """Requests are matched with the recorded ones; a seed that the program sends changes nothing."""
+    part = section(tmp_path, "parallel")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+    policies = [Counting("b"), Counting("b")]
+
+    branches = [run(part, Job(task, 10 + at, 1, begun, 3), policy) for at, policy in enumerate(policies)]
+
+    for branch in branches:
+        assert came_back(branch)
+        assert [turn.action.text for turn in branch.turns] == ["a0", "a1", "a2", "b0"]
+    assert policies[0].prompts[0].seed != policies[1].prompts[0].seed
+
+
+def test_a_clock_in_the_system_prompt_is_found_before_continuations(tmp_path):
+    part = section(tmp_path, "dated")
+    world = make_environment(part)
+    begun = run(part, Job(world.tasks("train")[0], 7, 0), Counting())
+
+    with pytest.raises(RunError, match="the request of turn 0 differs when the agent runs again"):
+        check_world(world, [begun], PROTOCOLS["agent"])
+
+
+def test_a_crash_while_coming_back_says_its_cause(tmp_path):
+    part = section(tmp_path, "crashing")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+    stopped = replace(begun, turns=(replace(begun.turns[0], action=Action("stop")), begun.turns[1]))
+
+    branch = run(part, Job(task, 9, 1, stopped, 1), Counting("b"))
+
+    assert branch.status is Status.FAILED
+    assert "cannot stop" in branch.error
+    assert not came_elsewhere(branch)
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_several_answers_to_one_request_come_back(tmp_path, kept):
+    """They are recorded together, after the last one."""
+    part = section(tmp_path, "choosing")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+    assert len(begun.turns) == 4
+
+    branch = run(part, Job(task, 9, 1, begun, kept), Counting("b"))
+
+    assert came_back(branch)
+    assert [turn.action.text for turn in branch.turns[:kept]] == ["a0", "a1", "a2"][:kept]
+    assert len(branch.turns) == 4
+
+
+def test_a_pause_within_several_answers_is_no_window(tmp_path):
+    part = section(tmp_path, "choosing")
+    (task,) = make_environment(part).tasks("train")
+
+    episode = run(part, Job(task, 7, 0, window=2), Counting())
+
+    assert episode.status is Status.FAILED
+    assert "paused within a request for several answers" in episode.error

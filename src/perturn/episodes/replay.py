@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perturn.episodes.episode import Episode, Job, episode, understood
+from perturn.episodes.episode import Episode, Job, episode, parted, understood
 from perturn.episodes.formats import FORMATS
-from perturn.errors import DataError, EngineFailure
-from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
+from perturn.errors import ContextFull, DataError, EngineFailure
+from perturn.traits import traits_of
+from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, filled_context
 
 
 def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
@@ -40,7 +41,8 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
     said = [turn.user_said for turn in recorded.turns]
     steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol, user_said=said)
     script = [turn.action for turn in recorded.turns]
-    again = play_script(steps, script, EngineFailure("the episode was recorded no further."))
+    kind = ContextFull if filled_context(recorded) else EngineFailure
+    again = play_script(steps, script, kind("the episode was recorded no further."))
     for index, turn in enumerate(recorded.turns):
         heard = again.turns[index].observation if index < len(again.turns) else again.error
         if heard != turn.observation:
@@ -49,7 +51,23 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
                 f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
                 "another world or protocol? Record it again."
             )
+    if traits_of(env).plays_itself and (problem := _other_requests(again, recorded)):
+        raise DataError(f"task {task.id!r:.80}, sample {recorded.sample}: {problem}")
     return again
+
+
+def _other_requests(again: Trajectory, recorded: Trajectory) -> str:
+    """Return how the requests of an agent differ from the recorded ones, besides their newest messages."""
+    for index in range(len(recorded.turns)):
+        now, then = (each.seen_from(index) for each in (again, recorded))
+        heads = [[each.prompt, each.tools, each.template_kwargs] for each in (now, then)]
+        earlier = [[turn.observation for turn in each.turns] for each in (now, then)]
+        for got, expected in (heads, earlier):
+            if got != expected:
+                return (
+                    f"the request of turn {index} differs when the agent runs again: {parted(got, expected)}."
+                )
+    return ""
 
 
 def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:

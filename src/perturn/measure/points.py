@@ -183,11 +183,12 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
     known: dict[object, Point] = {}
     before, after = [], list[list[Point | None]]()
     for one in episodes:
-        said, seen = actions_of(one), [turn.observation for turn in one.turns]
+        said, opened = actions_of(one), (one.prompt, one.tools, one.template_kwargs)
+        seen = [(turn.observation, turn.follows, turn.opening) for turn in one.turns]
         own = []
         for turn in range(len(one.turns)):
             point = Point(*one.key, turn)
-            history = repr((one.task.id, seen[: turn + 1], said[:turn]))
+            history = repr((one.task.id, opened, seen[: turn + 1], said[:turn]))
             own.append(known.setdefault(history, point) if kind == "deterministic" else point)
         before.append(own)
         if kind == "open":

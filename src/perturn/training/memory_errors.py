@@ -17,9 +17,11 @@ def memory_remedies(args: TurnConfig) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        if args.auto_find_batch_size:  # accelerate tries a smaller batch
+            raise
         first = "" if args.gradient_checkpointing else "gradient_checkpointing=true, "
         raise ModelError(
             f"the GPU has too little memory for a training step: {str(error).partition('. ')[0]}. Set {first}a smaller "
-            f"token_budget (it is {args.token_budget}), lora, or launch.sharding=fsdp2 on several GPUs. If an engine "
-            "is open on this GPU, set a smaller engine.cache_gigabytes, or let vLLM sleep (engine.sleep=true)."
+            f"token_budget (it is {args.token_budget}), LoRA, or FSDP2 on several GPUs. If a recipe's engine is open "
+            "on this GPU, set a smaller engine.cache_gigabytes, or let vLLM sleep (engine.sleep=true)."
         ) from error

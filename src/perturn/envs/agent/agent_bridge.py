@@ -125,6 +125,13 @@ class Line:
         self.key = endpoint.session_key(session)
         """API key that the agent's requests must carry."""
 
+    def turns(self) -> int | None:
+        """Return the number of recorded turns; None if the agent has ended the session."""
+        try:
+            return len(self._endpoint.trajectory(self._session).turns)
+        except RunError:
+            return None
+
     def is_rewarded(self) -> bool:
         """Return whether the agent has posted a reward."""
         try:

@@ -16,6 +16,7 @@ from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
 from perturn.io.plain_data import mismatch
+from perturn.serve.agent_session import TURN_SEEDS
 from perturn.types import Action, Prompt
 
 _GRACE_S = 10.0
@@ -55,10 +56,11 @@ class Conversation:
         self.is_paused = False
         """Whether the episode stopped at a request, since it has all turns that were asked for."""
         self._limits, self._abilities = limits, abilities
+        self._early: list[Question] = []
         self._tokens = 0
         self._left = limits.seconds
 
-    def hold(self, job: Job, replay: Replay) -> Generator[Prompt, Action, None]:
+    def hold(self, job: Job, replay: Replay, line: Line) -> Generator[Prompt, Action, None]:
         """Yield each request as a prompt and answer it with the action that is sent back, until the agent exits.
 
         After a limit, requests are rejected, and the agent has some seconds to exit.
@@ -66,25 +68,27 @@ class Conversation:
         Args:
             job: The episode. The engine knows all prompts of the episode by `job.conversation`.
             replay: Recorded answers that the agent gets first.
+            line: Session of the episode.
 
         Raises:
             EnvironmentFailure: If the agent exceeds the time limit, or does not come back to the turn.
             EngineFailure: If the policy cannot answer.
         """
-        while (question := self._next()) is not None:
-            if replay.is_over(self.turns):
-                self.is_paused = True
-                return
+        while (question := self._question(replay)) is not None:
             self.reached = self.reached or self._reached()
-            if self.reached:
+            self.is_paused = self.is_paused or (not self.reached and replay.is_over(self.turns))
+            if self.reached or self.is_paused:
                 self._left = min(self._left, _GRACE_S)
-                question.answer(BudgetError(f"{self.reached}; the agent is answered no more. End it."))
+                why = self.reached or "the episode pauses here"
+                question.answer(BudgetError(f"{why}; the agent is answered no more. End it."))
                 continue
             prompt = question.prompt
             action = replay.answer(self.turns, prompt)
+            is_again = action is not None
             try:
                 if action is None:
-                    action = yield replace(prompt, conversation=job.conversation)
+                    seed = job.seed * TURN_SEEDS + self.turns  # a seed that the program sends is ignored
+                    action = yield replace(prompt, conversation=job.conversation, seed=seed)
             except ContextFull as error:
                 self.is_full = True
                 question.answer(error)
@@ -98,7 +102,27 @@ class Conversation:
             said = len(action.token_ids) if action.token_ids else counted
             self._tokens += said
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
-        replay.check_end(self.turns, self.is_full)
+            if is_again and not replay.is_like_the_next(self.turns - 1):
+                self._await_recorded(line)
+
+    def _await_recorded(self, line: Line) -> None:
+        """Wait until the newest answer is recorded, so that parallel requests are recorded in their order."""
+        until = time.monotonic() + _GRACE_S
+        while (count := line.turns()) is not None and count < self.turns and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _question(self, replay: Replay) -> Question | None:
+        """Return the next request in the order of the recorded episode; None if the agent has exited.
+
+        Requests that are sent at the same time may arrive in another order. A request whose turn comes later waits.
+        """
+        for question in self._early:
+            if replay.fits(self.turns, question.prompt):
+                self._early.remove(question)
+                return question
+        while (found := self._next()) is not None and replay.comes_later(self.turns, found.prompt):
+            self._early.append(found)
+        return found
 
     def _next(self) -> Question | None:
         """Wait for the next request; return None if the agent has exited, or does not exit in time after a limit."""
@@ -106,7 +130,7 @@ class Conversation:
         try:
             return self.asked.get(timeout=max(0.0, self._left))
         except Empty:
-            if self.reached:
+            if self.reached or self.is_paused:
                 return None
             raise EnvironmentFailure(
                 f"the agent was killed: it worked for environment.seconds={self._limits.seconds:g} and had not ended; "

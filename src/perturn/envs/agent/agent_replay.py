@@ -7,7 +7,7 @@ from typing import Any
 
 from perturn.episodes.episode import Job, parted
 from perturn.errors import EnvironmentFailure, NotComeBack
-from perturn.types import Action, Message, Prompt, Turn
+from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 
 class Replay:
@@ -23,7 +23,9 @@ class Replay:
         self.kept = 0 if job.begun is None else len(job.begun.turns[: job.kept])
         self._known = 0 if job.begun is None else self.kept + (not job.anew)
         self._last = None if job.window is None else self.kept + job.window
+        self._compared = 0 if job.begun is None else min(self._known, len(job.begun.turns))
         self._needs_own = job.kept is not None
+        self._requests: dict[int, list[Any]] = {}
 
     @property
     def seed(self) -> int | None:
@@ -42,35 +44,59 @@ class Replay:
         """
         if self._begun is None:
             return None
-        if turn < min(self._known, len(self._begun.turns)):
+        if turn < self._compared and not self.fits(turn, prompt):
+            got, expected = _asked(prompt), self._recorded(turn)
+            raise NotComeBack(
+                f"the agent did not come back to turn {turn}, since its request differs: {parted(got, expected)}."
+            )
+        return self._begun.turns[turn].action if turn < self.kept else None
+
+    def fits(self, turn: int, prompt: Prompt) -> bool:
+        """Return whether a request equals the recorded request of a turn."""
+        return turn < self._compared and _asked(prompt) == self._recorded(turn)
+
+    def comes_later(self, turn: int, prompt: Prompt) -> bool:
+        """Return whether a request is not the recorded one of this turn, but of a later kept turn."""
+        if turn >= self._compared or self.fits(turn, prompt):
+            return False
+        return any(self.fits(later, prompt) for later in range(turn + 1, self._compared))
+
+    def is_like_the_next(self, turn: int) -> bool:
+        """Return whether a turn and the next one are answers to one request, which are recorded together."""
+        return turn + 1 < self._compared and self._recorded(turn) == self._recorded(turn + 1)
+
+    def _recorded(self, turn: int) -> list[Any]:
+        assert self._begun is not None
+        if turn not in self._requests:
             then = self._begun.seen_from(turn)
-            expected = [
+            said = _said(then.prompt, then.turns, newest=())
+            self._requests[turn] = [
                 dict(then.template_kwargs),
                 list(then.tools),
-                *_said(then.prompt, then.turns, newest=()),
-            ]
-            del expected[-1]  # the answer to the request
-            got = [
-                dict(prompt.template_kwargs),
-                list(prompt.tools),
-                *_said(prompt.messages, prompt.turns, newest=prompt.observation),
-            ]
-            if got != expected:
-                raise NotComeBack(
-                    f"the agent did not come back to turn {turn}, since its request differs: {parted(got, expected)}."
-                )
-        return self._begun.turns[turn].action if turn < self.kept else None
+                *said[:-1],
+            ]  # without the answer
+        return self._requests[turn]
+
+    def fault(self, played: Trajectory, is_paused: bool) -> str | None:
+        """Return why an episode that has ended is no continuation of the recorded one; None if it is."""
+        kept = [turn.action for turn in self._begun.turns[: self.kept]] if self._begun else []
+        if kept != [turn.action for turn in played.turns[: self.kept]]:
+            return f"NotComeBack: the agent's requests up to turn {self.kept} were recorded in another order."
+        if is_paused and len(played.turns) <= self.kept:
+            return "EnvironmentFailure: the episode paused within a request for several answers, so it has no new turn."
+        return None
 
     def is_over(self, turn: int) -> bool:
         """Return whether the episode pauses before a turn, since it has all turns that were asked for."""
         return self._last is not None and turn >= self._last
 
-    def check_end(self, turns: int, is_full: bool) -> None:
+    def check_end(self, turns: int, is_full: bool, is_cut: bool) -> None:
         """Check an episode after its agent has ended.
 
         Args:
             turns: Number of requests that were answered.
             is_full: Whether the newest request was too long for the model's context window.
+            is_cut: Whether a limit ended the episode.
 
         Raises:
             NotComeBack: If the agent ended before it came back.
@@ -81,10 +107,16 @@ class Replay:
                 "no turn was played after the kept turns, which fill the context; let the branch begin at an earlier "
                 "turn."
             )
-        if turns < self._known and not is_full:
+        if turns < self._known and not (is_full or is_cut):
             raise NotComeBack(
                 f"the agent ended at turn {turns}, before it had come back to turn {self.kept}."
             )
+
+
+def _asked(prompt: Prompt) -> list[Any]:
+    """Return a request as template variables, tools and messages."""
+    said = _said(prompt.messages, prompt.turns, newest=prompt.observation)
+    return [dict(prompt.template_kwargs), list(prompt.tools), *said]
 
 
 def _said(prompt: Iterable[Message], turns: Iterable[Turn], newest: Iterable[Message]) -> list[Any]:

@@ -180,8 +180,12 @@ class Agent:
                 lambda: held.asked.put(None),
                 memory=self._memory,
             )
-            yield from held.hold(job, replay)
-            outcome = {} if held.is_paused else settle(process, held, line)
+            yield from held.hold(job, replay, line)
+            if held.is_paused:
+                outcome = {"reward": 0.0, "success": False}  # what the agent says at a pause is no outcome
+            else:
+                outcome = settle(process, held, line)
+                replay.check_end(held.turns, held.is_full, bool(held.reached))
         except (RunError, KeyboardInterrupt, GeneratorExit):
             _end(process, line)
             raise
@@ -191,8 +195,10 @@ class Agent:
         if job.begun is not None:
             origin = job.begun.sample
             recorded = replace(recorded, seed=job.begun.seed, taken_over=replay.kept, origin=origin)
-        if held.is_paused:
-            recorded = replace(recorded, status=Status.UNFINISHED, success=False, terminated=False)
+        if held.is_paused and recorded.status is Status.COMPLETED:
+            recorded = replace(recorded, status=Status.UNFINISHED, terminated=False)
+        if recorded.status is not Status.FAILED and (fault := replay.fault(recorded, held.is_paused)):
+            recorded = replace(recorded, status=Status.FAILED, success=False, error=fault)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
     def _started_by(self, command: Sequence[str] | None, function: str | None) -> Launch:
