@@ -185,7 +185,8 @@ def test_parallel_requests_come_back_in_any_order(tmp_path, number):
 
     for branch in branches:
         assert came_back(branch)
-        assert [turn.action.text for turn in branch.turns] == ["a0", "a1", "a2", "b0"]
+        assert branch.turns[:3] == begun.turns[:3]
+        assert [turn.action.text for turn in branch.turns[3:]] == ["b0"]
     assert policies[0].prompts[0].seed != policies[1].prompts[0].seed
 
 
