@@ -28,6 +28,7 @@ _BORDER = "an entry of a package before its members are checked, which may lack 
 ALLOWED = {
     "api/row_making.py:make_rows": "an argument, which may be a row maker, its name or a section",
     "audit/dataset_audit.py:audit": _MODEL,
+    "bounds.py:bounded": "a dataclass, which may have checks of its own",
     "bounds.py:marks": "a type hint",
     "cli/__init__.py:main": "whatever ended the command",
     "cluster/ray_connection.py:Connection.get": _ERROR,

@@ -147,7 +147,7 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
         ),
         (
             [f"credit.name={own_credits.__name__}:evenly"],
-            r"credit\.name '.*:evenly' must be a class, as perturn\.credit\.Credit says, got ",
+            r"credit\.name '.*:evenly' must be a class, got ",
         ),
         (
             [f"credit.name={own_credits.__name__}:Mute"],
