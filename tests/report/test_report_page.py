@@ -33,7 +33,8 @@ def test_page_shows_what_the_run_holds(run, make):
     assert "Not everything is here" not in page.text
     assert page.figures == {
         "kind", "confidence-chosen", "confidence-rejected", "confidence-all", "sft-0", "sft-3", "margin-0",
-        "align-0", "density-0", "density-2", "density-3", "confidence-spread", "confidence-weight", "length", "errors", "tasks-0",
+        "align-0", "density-0", "density-2", "density-3", "confidence-spread", "confidence-weight", "length",
+        "errors", "tasks-0",
     }  # fmt: skip
 
 

@@ -224,7 +224,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), moved: Mapping[str, P
 
 
 def code_beside(value: Any, folder: Path, moved: Mapping[str, Path] | None = None) -> Any:
-    """Return a mapping with each `file.py:Class` resolved: in the current folder, or else in the first of two places.
+    """Return a mapping with each `file.py:Class` resolved: in the current folder, or else in one of two folders.
 
     Args:
         value: Mapping of a recipe or a study.
@@ -238,6 +238,6 @@ def code_beside(value: Any, folder: Path, moved: Mapping[str, Path] | None = Non
     found = _CODE.fullmatch(value) if isinstance(value, str) else None
     if found is None or Path(found[1]).is_file():
         return value
-    places = (folder / found[1], (moved or {}).get(str(value), folder / found[1]))
-    there = next((place for place in places if place.is_file()), None)
+    files = (folder / found[1], (moved or {}).get(str(value), folder / found[1]))
+    there = next((file for file in files if file.is_file()), None)
     return value if there is None else f"{os.path.relpath(there)}:{found[2]}"

@@ -54,10 +54,7 @@ def kernel(device: torch.device) -> str:
     """Return the attention implementation for packed sequences on a device, with the installed packages."""
     if device.type == "cpu":
         return PIECES
-    dynamo = (
-        torch._dynamo.config
-    )  # FlexAttention is compiled for each data type, with and without gradients, ...
-    dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
@@ -167,9 +164,8 @@ def forest_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if isinstance(attention_mask, BlockMask):
         features = value.shape[-1]

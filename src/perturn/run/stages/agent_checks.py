@@ -36,7 +36,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     for reader, name in _replaying(recipe):
         yield (
             f"{reader} needs {name}, which asks the environment about an episode, and an agent's program cannot be "
-            "asked; take one that does not, such as credit.name=rloo, rows.name=groups or explore.name=branches."
+            "asked; take another, such as credit.name=rloo, rows.name=groups or explore.name=branches."
         )
     protocol = make_protocol(recipe.protocol)
     for key in (key for key in _NOT_TOLD if getattr(protocol, key) != _PLAIN[key]):
