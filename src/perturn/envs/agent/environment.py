@@ -170,6 +170,7 @@ class Agent:
         held = Conversation(limits, abilities or EngineAbilities())
         line = open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
         process: AgentProcess | None = None
+        outcome: dict[str, Any]
         try:
             seed = job.seed if replay.seed is None else replay.seed
             given = {**plain(job.task), "seed": seed}
