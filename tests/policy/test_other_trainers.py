@@ -92,7 +92,10 @@ def test_rows_that_begin_with_the_assistant_are_trained(tmp_path, whole_vocabula
 
 
 def test_too_little_memory_names_what_to_change():
-    args = SimpleNamespace(token_budget=4096, gradient_checkpointing=False)
+    args = SimpleNamespace(token_budget=4096, gradient_checkpointing=False, auto_find_batch_size=False)
     says = "for a training step: CUDA out of memory. Set gradient_checkpointing=true, a smaller token_budget"
     with pytest.raises(ModelError, match=says), memory_remedies(args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    args.auto_find_batch_size = True  # accelerate catches the error, and tries a smaller batch
+    with pytest.raises(torch.OutOfMemoryError), memory_remedies(args):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
