@@ -31,11 +31,7 @@ def forest_plot(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
     def x(points: float) -> str:
         return f"{LEFT + (points - low) * scale:.1f}"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 54}" width="{WIDTH}" '
-        f'height="{bottom + 54}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>',
-        f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
-    ]
+    parts = list(opening(title, x(0), bottom, bottom + 54))
     for index, (name, row) in enumerate(ordered):
         parts += drawn_row(name, row, TOP + STEP * index + STEP // 2, x)
     for tick in ticks(low, high):
@@ -48,6 +44,15 @@ def forest_plot(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
     starred = STARRED if any(is_primary(row) for _, row in ordered) else ""
     parts.append(f'<text class="soft" x="{WIDTH}" y="{bottom + 36}" text-anchor="end">{starred}</text></svg>')
     return "\n".join(parts) + "\n"
+
+
+def opening(title: str, null: str, bottom: int, height: int) -> Iterator[str]:
+    """Begin a figure: its size, title and style, and the null line from the top to `bottom` at `null` on the x axis."""
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>'
+    )
+    yield f'<line class="null" x1="{null}" x2="{null}" y1="{TOP - 6}" y2="{bottom}"/>'
 
 
 def drawn_row(name: str, row: dict[str, Any], y: int, x: Any) -> Iterator[str]:

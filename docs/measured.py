@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import predicts
-from forest_plot import STYLE
+from forest_plot import STEP, TOP, WIDTH, opening
 from generated_files import write_or_check
 
 from perturn.report.score_headings import OF_GRADIENTS, OF_TURNS
@@ -141,7 +141,7 @@ def whole(estimate: Any) -> bool:
     return bool(estimate) and None not in estimate
 
 
-WIDTH, LEFT, RIGHT, STEP, TOP = 820, 200, 170, 24, 14
+LEFT, RIGHT = 200, 170
 
 
 def forest(title: str, rows: dict[str, Sequence[float]], null: float) -> str:
@@ -154,11 +154,7 @@ def forest(title: str, rows: dict[str, Sequence[float]], null: float) -> str:
     def x(value: float) -> str:
         return f"{LEFT + (value - low) * (WIDTH - LEFT - RIGHT) / (high - low or 1):.1f}"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 34}" width="{WIDTH}" '
-        f'height="{bottom + 34}" role="img"><title>{escape(title)}</title><style>{STYLE}</style>',
-        f'<line class="null" x1="{x(null)}" x2="{x(null)}" y1="{TOP - 6}" y2="{bottom}"/>',
-    ]
+    parts = list(opening(title, x(null), bottom, bottom + 34))
     for index, (name, row) in enumerate(ordered):
         y = TOP + STEP * index + STEP // 2
         parts += [

@@ -24,7 +24,7 @@ from perturn.extend import (
 class LengthGroup:
     """Pair the expert's episodes with the policy's, and keep the pairs of one group by length.
 
-    The pairs are those of `expert-pairs`. They are sorted by the number of turns of the rejected episode, and divided
+    `expert-pairs` makes the same pairs. They are sorted by the number of turns of the rejected episode, and divided
     into groups of equal size. Equal lengths at the boundary of two groups are divided at random, by the seed of the
     run. The pairs that are left over by the division are the longest ones, and are in no group.
 

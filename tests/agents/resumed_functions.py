@@ -25,23 +25,46 @@ async def rollout(task, client):
     return {"reward": reward, "success": reward == 1}
 
 
+async def talk(client, messages, turns, on=lambda said: False):
+    """Ask for some turns, one after the other, until an answer ends the conversation."""
+    for _ in range(turns):
+        answer = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+        if on(answer.content):
+            return
+        messages = [*messages, answer, {"role": "user", "content": "Go on?"}]
+
+
+def clock():
+    """A number that is another one in each process."""
+    return f"{random.SystemRandom().random()}"
+
+
 async def forgetful(task, client):
-    """Put a random number into the first message, as an agent with a clock does."""
-    messages = [{"role": "user", "content": f"It is {random.SystemRandom().random()}."}]
-    for _ in range(2):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
-        messages += [answer.choices[0].message, {"role": "user", "content": "Again."}]
+    """Put a clock into the first message."""
+    await talk(client, [{"role": "user", "content": clock()}], 2)
+    return 1.0
+
+
+async def dated(task, client):
+    """Have a clock in the system prompt alone."""
+    await talk(client, [{"role": "system", "content": clock()}, {"role": "user", "content": "Go."}], 2)
     return 1.0
 
 
 async def hasty(task, client):
     """End after one answer if it is a stop."""
-    messages = [{"role": "user", "content": "Go on?"}]
-    for _ in range(3):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
-        if answer.choices[0].message.content == "stop":
-            break
-        messages += [answer.choices[0].message, {"role": "user", "content": "Go on?"}]
+    await talk(client, [{"role": "user", "content": "Go on?"}], 3, lambda said: said == "stop")
+    return 0.5
+
+
+async def crashing(task, client):
+    """Crash after the first answer if it is a stop."""
+
+    def crash(said):
+        if said == "stop":
+            raise ValueError("cannot stop")
+
+    await talk(client, [{"role": "user", "content": "Go on?"}], 2, crash)
     return 0.5
 
 
@@ -55,29 +78,6 @@ async def parallel(task, client):
     joined = [{"role": "user", "content": "Join " + " ".join(parts)}]
     await client.chat.completions.create(model="policy", messages=joined, seed=task["seed"])
     return 1.0
-
-
-async def dated(task, client):
-    """Have a clock in the system prompt alone."""
-    messages = [
-        {"role": "system", "content": f"{random.SystemRandom().random()}"},
-        {"role": "user", "content": "Go."},
-    ]
-    for _ in range(2):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
-        messages += [answer.choices[0].message, {"role": "user", "content": "Again."}]
-    return 1.0
-
-
-async def crashing(task, client):
-    """Crash after the first answer if it is a stop."""
-    messages = [{"role": "user", "content": "Go on?"}]
-    for _ in range(2):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
-        if answer.choices[0].message.content == "stop":
-            raise ValueError("cannot stop")
-        messages += [answer.choices[0].message, {"role": "user", "content": "Go on?"}]
-    return 0.5
 
 
 async def choosing(task, client):

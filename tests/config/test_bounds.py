@@ -213,7 +213,7 @@ class NamedRange(Range):
 
 @pytest.mark.parametrize("kind", [Range, NamedRange])
 def test_a_class_with_bounds_keeps_its_own_checks(kind):
-    """Also those of its base class, after the bounds."""
+    """The checks of its base class run too, after the bounds."""
     with pytest.raises(ValueError, match=r"low must be >= 0, got -1\."):
         kind(low=-1, high=-2)
     with pytest.raises(ValueError, match=r"low must be <= high\."):

@@ -26,6 +26,7 @@ from perturn.io.read_input import parse_yaml
 from perturn.io.user_code import load_object
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
 from perturn.table import making, name_of
+from perturn.table_index import entry_named
 from perturn.table_index import table as table_of
 
 T = TypeVar("T")
@@ -373,20 +374,11 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
 
 def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
     """Drop the settings that a section's old entry has and its new entry `name` does not."""
-    try:
-        before = _class_of(mark, str(section.get("name", mark.default)))
-    except ConfigError:  # a file that is gone; its settings are reported if the new entry lacks them
-        before = None
-    after = _class_of(mark, name)
+    before = entry_named(mark.table, str(section.get("name", mark.default)))
+    after = entry_named(mark.table, name)
     if before is not None and after is not None:
         for key in _settings(before).keys() - _settings(after).keys():
             section.pop(key, None)
-
-
-def _class_of(mark: EntryOf, name: str) -> Any:
-    """Return the class that a section's `name` picks; None if there is none."""
-    found = load_object(name) if ":" in name else table_of(mark.table).get(name)
-    return found if isinstance(found, type) else None
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

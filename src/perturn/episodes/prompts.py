@@ -5,8 +5,9 @@ Prompts depend on the protocol and the observations alone, not on the environmen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolCall, result_messages
@@ -106,6 +107,25 @@ def context_of(trajectory: Trajectory, index: int) -> Trajectory:
     if trajectory.history is None:
         return trajectory.seen_from(index)
     return replace(trajectory, turns=as_seen(trajectory, index), history=None)
+
+
+def request_at(trajectory: Trajectory, index: int) -> list[Any]:
+    """Return the request that the policy answered at a turn of an agent's episode; see `request_of`."""
+    then = trajectory.seen_from(index)
+    newest = then.turns[-1].observation
+    return request_of(then.prompt, then.turns[:-1], newest, then.tools, then.template_kwargs)
+
+
+def request_of(
+    prompt: Sequence[Message],
+    turns: Sequence[Turn],
+    newest: Sequence[Message],
+    tools: Sequence[Any],
+    variables: Mapping[str, Any],
+) -> list[Any]:
+    """Return the parts of a request as a list: template variables, tools, and all messages before the answer."""
+    said = [message for turn in turns for message in (*turn.observation, turn.action.message())]
+    return [dict(variables), list(tools), *prompt, *said, *newest]
 
 
 def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perturn.episodes.episode import Episode, Job, episode, parted, understood
 from perturn.episodes.formats import FORMATS
+from perturn.episodes.prompts import request_at
 from perturn.errors import ContextFull, DataError, EngineFailure
 from perturn.traits import traits_of
 from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, filled_context
@@ -51,22 +52,17 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
                 f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
                 "another world or protocol? Record it again."
             )
-    if traits_of(env).plays_itself and (problem := _other_requests(again, recorded)):
+    if traits_of(env).plays_itself and (problem := _other_request(again, recorded)):
         raise DataError(f"task {task.id!r:.80}, sample {recorded.sample}: {problem}")
     return again
 
 
-def _other_requests(again: Trajectory, recorded: Trajectory) -> str:
-    """Return how the requests of an agent differ from the recorded ones, besides their newest messages."""
+def _other_request(again: Trajectory, recorded: Trajectory) -> str:
+    """Return how the first request of an agent that differs from the recorded one does so; empty if none differs."""
     for index in range(len(recorded.turns)):
-        now, then = (each.seen_from(index) for each in (again, recorded))
-        heads = [[each.prompt, each.tools, each.template_kwargs] for each in (now, then)]
-        earlier = [[turn.observation for turn in each.turns] for each in (now, then)]
-        for got, expected in (heads, earlier):
-            if got != expected:
-                return (
-                    f"the request of turn {index} differs when the agent runs again: {parted(got, expected)}."
-                )
+        got, expected = (request_at(each, index) for each in (again, recorded))
+        if got != expected:
+            return f"the request of turn {index} differs when the agent runs again: {parted(got, expected)}."
     return ""
 
 

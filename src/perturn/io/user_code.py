@@ -19,9 +19,9 @@ from typing import Any
 from perturn.errors import ConfigError, did_you_mean
 
 _PERTURN = Path(__file__).parents[1]
-_NAMES: dict[type, tuple[str, str]] = {}
-"""Class of the user's code -> the module or file, and the attribute, by which `load_object` imported it last. A file
-that was named by a relative path has its absolute path in a text that begins with a colon."""
+_NAMES: dict[type, tuple[str | Path, str]] = {}
+"""Class of the user's code -> the module and the attribute by which `load_object` imported it last. A `Path` is the
+absolute path of a file that was named by a relative path."""
 
 
 def load_object(name: str) -> Any:
@@ -54,7 +54,7 @@ def load_object(name: str) -> Any:
         ) from error
     if isinstance(entry, type):
         is_relative = module.endswith(".py") and not os.path.isabs(module)
-        _NAMES[entry] = (f":{os.path.abspath(module)}" if is_relative else module), attribute
+        _NAMES[entry] = (Path(os.path.abspath(module)) if is_relative else module), attribute
     return entry
 
 
@@ -63,7 +63,7 @@ def imported_name(kind: type) -> str | None:
     if kind not in _NAMES:
         return None
     module, attribute = _NAMES[kind]
-    return f"{os.path.relpath(module[1:]) if module.startswith(':') else module}:{attribute}"
+    return f"{os.path.relpath(module) if isinstance(module, Path) else module}:{attribute}"
 
 
 def _module_of_name(module: str) -> ModuleType:

@@ -78,9 +78,8 @@ class Record:
             if self._is_broken:
                 self._store.close()
                 self._store = TrajectoryStore(self.episodes)
-                self._store.drop(
-                    lambda one: one.key == trajectory.key
-                )  # written before, though that call failed
+                # The line may have been written although that call failed.
+                self._store.drop(lambda one: one.key == trajectory.key)
                 self._is_broken = False
             self._store.append(trajectory)
         except StorageError:

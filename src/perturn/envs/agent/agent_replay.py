@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from perturn.episodes.episode import Job, parted
+from perturn.episodes.prompts import request_at, request_of
 from perturn.errors import EnvironmentFailure, NotComeBack
-from perturn.types import Action, Message, Prompt, Trajectory, Turn
+from perturn.types import Action, Prompt, Trajectory
 
 
 class Replay:
@@ -57,24 +57,19 @@ class Replay:
 
     def comes_later(self, turn: int, prompt: Prompt) -> bool:
         """Return whether a request is not the recorded one of this turn, but of a later kept turn."""
-        if turn >= self._compared or self.fits(turn, prompt):
+        if turn >= self._compared or (asked := _asked(prompt)) == self._recorded(turn):
             return False
-        return any(self.fits(later, prompt) for later in range(turn + 1, self._compared))
+        return any(asked == self._recorded(later) for later in range(turn + 1, self._compared))
 
     def is_like_the_next(self, turn: int) -> bool:
         """Return whether a turn and the next one are answers to one request, which are recorded together."""
         return turn + 1 < self._compared and self._recorded(turn) == self._recorded(turn + 1)
 
     def _recorded(self, turn: int) -> list[Any]:
+        """Return the recorded request of a turn."""
         assert self._begun is not None
         if turn not in self._requests:
-            then = self._begun.seen_from(turn)
-            said = _said(then.prompt, then.turns, newest=())
-            self._requests[turn] = [
-                dict(then.template_kwargs),
-                list(then.tools),
-                *said[:-1],
-            ]  # without the answer
+            self._requests[turn] = request_at(self._begun, turn)
         return self._requests[turn]
 
     def fault(self, played: Trajectory, is_paused: bool) -> str | None:
@@ -114,12 +109,4 @@ class Replay:
 
 
 def _asked(prompt: Prompt) -> list[Any]:
-    """Return a request as template variables, tools and messages."""
-    said = _said(prompt.messages, prompt.turns, newest=prompt.observation)
-    return [dict(prompt.template_kwargs), list(prompt.tools), *said]
-
-
-def _said(prompt: Iterable[Message], turns: Iterable[Turn], newest: Iterable[Message]) -> list[Any]:
-    """Return all messages of a conversation."""
-    said = [message for turn in turns for message in (*turn.observation, turn.action.message())]
-    return [*prompt, *said, *newest]
+    return request_of(prompt.messages, prompt.turns, prompt.observation, prompt.tools, prompt.template_kwargs)

@@ -16,7 +16,7 @@ from perturn.formats.logs.provider_messages import tools_of
 from perturn.formats.rollouts.rollout_records import cut_last, listed, reader, scores_of, steps_of, task_of
 
 _SCORES = ("reward", "score")
-"""Keys of the score, the first of which counts."""
+"""Keys of the score. If a record has both, `reward` counts."""
 _ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices"})
 """Keys of a logged response, whose request has the key `messages` too."""
 

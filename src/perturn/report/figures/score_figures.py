@@ -116,24 +116,16 @@ def passes_by_episodes(policies: Mapping[str, Mapping[str, Any]]) -> go.Figure |
     figure = go.Figure()
     for key, name, dash in (("pass_at", "pass@k", "solid"), ("pass_hat", "pass^k", "dot")):
         for policy, row in policies.items():
-            found = row.get(key) or {}
-            means = [each["mean"] for each in found.values()]
-            if means:
-                figure.add_scatter(
-                    name=f"{plain(policy)}, {name}",
-                    x=[int(k) for k in found],
-                    y=means,
-                    error_y=reach(means, [each["interval"] for each in found.values()]) | {"thickness": 1.2},
-                    customdata=[[each["n"]] for each in found.values()],
-                    mode="lines+markers",
-                    line={"color": policy_colors(policies)[policy], "width": 1.6, "dash": dash},
-                    hovertemplate="k = %{x}: %{y:.1%} of %{customdata[0]} tasks",
-                )
-    if not figure.data:
-        return None
-    lay_out(figure, "k, episodes of a task", "probability")
-    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
-    return number_turns(figure, max(trace.x[-1] for trace in figure.data), most=10)
+            rates = {int(k): rate for k, rate in (row.get(key) or {}).items()}
+            style = {"color": policy_colors(policies)[policy], "dash": dash}
+            _add_rates(
+                figure,
+                f"{plain(policy)}, {name}",
+                rates,
+                style,
+                "k = %{x}: %{y:.1%} of %{customdata[0]} tasks",
+            )
+    return _share_figure(figure, "k, episodes of a task", "probability") if figure.data else None
 
 
 def errors_by_turn(policies: Mapping[str, Mapping[str, Any]]) -> go.Figure | None:
@@ -146,23 +138,50 @@ def errors_by_turn(policies: Mapping[str, Mapping[str, Any]]) -> go.Figure | Non
     for side, name, dash in (("before", "up to the first error", "solid"), ("after", "after it", "dot")):
         for policy, row in policies.items():
             of_turns = (row.get("errors") or {}).get("by_turn", ())
-            found = [(each["turn"], each[side]) for each in of_turns if each[side]]
-            means = [each["mean"] for _, each in found]
-            if means:
-                figure.add_scatter(
-                    name=f"{plain(policy)}, {name}",
-                    x=[turn for turn, _ in found],
-                    y=means,
-                    error_y=reach(means, [each["interval"] for _, each in found]) | {"thickness": 0.8},
-                    customdata=[[each["n"]] for _, each in found],
-                    mode="lines+markers",
-                    marker_size=5,
-                    line={"color": policy_colors(policies)[policy], "width": 1.6, "dash": dash},
-                    hovertemplate="turn %{x}: %{y:.1%} of %{customdata[0]} episodes",
-                )
-    if not any(mean for trace in figure.data for mean in trace.y):
-        return None
-    lay_out(figure, "turn", "share of errors")
+            rates = {each["turn"]: each[side] for each in of_turns if each[side]}
+            style = {"color": policy_colors(policies)[policy], "dash": dash}
+            _add_rates(
+                figure,
+                f"{plain(policy)}, {name}",
+                rates,
+                style,
+                "turn %{x}: %{y:.1%} of %{customdata[0]} episodes",
+            )
+    has_errors = any(mean for trace in figure.data for mean in trace.y)
+    return _share_figure(figure, "turn", "share of errors") if has_errors else None
+
+
+def _add_rates(
+    figure: go.Figure, name: str, rates: Mapping[int, Mapping[str, Any]], style: Mapping[str, Any], hover: str
+) -> None:
+    """Add a line of rates with their intervals to a figure; nothing without a rate.
+
+    Args:
+        figure: The figure.
+        name: Name of the line.
+        rates: Number on the x axis -> `mean`, `interval` and `n`.
+        style: Color and dash of the line.
+        hover: Text that is shown at a point.
+    """
+    if not rates:
+        return
+    means = [each["mean"] for each in rates.values()]
+    figure.add_scatter(
+        name=name,
+        x=list(rates),
+        y=means,
+        error_y=reach(means, [each["interval"] for each in rates.values()]) | {"thickness": 1.0},
+        customdata=[[each["n"]] for each in rates.values()],
+        mode="lines+markers",
+        marker_size=5,
+        line={"width": 1.6, **style},
+        hovertemplate=hover,
+    )
+
+
+def _share_figure(figure: go.Figure, x: str, y: str) -> go.Figure:
+    """Lay out a figure of shares by whole numbers."""
+    lay_out(figure, x, y)
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     return number_turns(figure, max(trace.x[-1] for trace in figure.data), most=10)
 
