@@ -10,6 +10,8 @@ import urllib.request
 
 TASK = json.load(sys.stdin)
 BAD = TASK.get("bad", "")
+LAST = {}
+"""Newest answer of each path."""
 
 
 def post(path, body, raw=None):
@@ -21,7 +23,9 @@ def post(path, body, raw=None):
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
+            found = json.loads(answer.read())
+            LAST[path] = found
+            return found
     except urllib.error.HTTPError as error:
         return json.loads(error.read())
 
@@ -85,7 +89,11 @@ def main():
         said += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"turn {turn}"}]
     if BAD == "posts":
         post("/reward", {"reward": 0.5})
-    return {"no reward": None, "posts": None, "nan": float("nan"), "huge": 10**400}.get(BAD, 1.0)
+    if BAD == "posts zero":
+        post("/reward", {"reward": 0.0, "response": LAST["/v1/chat/completions"]["id"]})
+    return {"no reward": None, "posts": None, "posts zero": None, "nan": float("nan"), "huge": 10**400}.get(
+        BAD, 1.0
+    )
 
 
 reward = main()

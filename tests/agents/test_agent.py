@@ -43,7 +43,9 @@ LIMITS = (1.0, 4.0, 16.0)
 
 def test_each_program_ends_as_it_behaves(tmp_path):
     """Bad ones are FAILED and say why; the others play on, and their rewards are on the last turn."""
-    rows = [{"id": bad or "well", "bad": bad} for bad in ("", "edit", "garbage", "posts", *ERRORS)]
+    rows = [
+        {"id": bad or "well", "bad": bad} for bad in ("", "edit", "garbage", "posts", "posts zero", *ERRORS)
+    ]
 
     found = {key[0]: one for key, one in played(agents(tmp_path, rows, memory_gigabytes=1.0)).items()}
 
@@ -52,7 +54,7 @@ def test_each_program_ends_as_it_behaves(tmp_path):
         assert found[bad].status is Status.FAILED
         assert re.search(said, found[bad].error), found[bad].error
     assert {name: one.total_reward for name, one in found.items() if name not in ERRORS} == {
-        "well": 1.0, "edit": 1.0, "garbage": 1.0, "posts": 0.5,
+        "well": 1.0, "edit": 1.0, "garbage": 1.0, "posts": 0.5, "posts zero": 0.0,
     }  # fmt: skip
     well = found["well"]
     assert [turn.reward for turn in well.turns] == [0.0, 0.0, 1.0]

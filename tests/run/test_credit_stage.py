@@ -19,6 +19,7 @@ from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.run.stages.credit_stage import credit_run
 from perturn.training.credit_choice import make_credit
+from perturn.types import Remaining
 from support.credited import EPISODES, KEPT
 
 from . import own_credits
@@ -245,6 +246,27 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         match=r"must be a text with \{answer\}, .* since the credit reads the likelihood of answers, got None",
     ):
         credit_run(explored, ["credit.name=igpo"], reference="base")
+
+
+def test_the_other_credit_gets_the_distances_that_it_reads(explored, own_environment, monkeypatch):
+    """As it does if it is the first of the two."""
+
+    def measured(recipe, episodes, sense=None):
+        near = Remaining(before=2, after=1)
+        return [
+            replace(one, turns=tuple(replace(turn, remaining=near if sense else None) for turn in one.turns))
+            for one in episodes
+        ]
+
+    monkeypatch.setattr(own_environment.GuessNumber, "remaining", lambda *_: [], raising=False)
+    monkeypatch.setattr("perturn.run.stages.credit_stage.measured", measured)
+    credit_run(explored, ["credit.name=first-error"], name="alone")
+
+    (one,) = credit_run(explored, ["credit.name=rloo"], against="first-error", name="a")["iterations"]
+    (stored,) = credit_run(explored, ["credit.name=rloo"], against="alone", name="b")["iterations"]
+
+    assert one["against"] == stored["against"]
+    assert one["against"]["turns"] > 0
 
 
 def test_the_command_prints_tables_and_json(explored):

@@ -155,3 +155,35 @@ def test_an_automatic_session_that_could_not_be_recorded_is_continued(tmp_path, 
 
     (episode,) = recorded(tmp_path)
     assert len(episode.turns) == 2
+
+
+def test_a_fault_that_is_not_the_disks_loses_no_session_either(tmp_path, monkeypatch):
+    """The session stays open, and sessions still expire afterwards."""
+    with Endpoint(Scripted(), ServeSettings(idle_seconds=1.0), record=tmp_path) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        with monkeypatch.context() as broken:
+            broken.setattr(endpoint._record, "ended", lambda trajectory: 1 / 0)
+            refused = post(endpoint, "/s/a/reward", {"reward": 1.0})
+            time.sleep(1.5)  # it expires meanwhile, and cannot be recorded
+        assert refused.status_code == 503
+        assert "the session stays open: ZeroDivisionError: division by zero" in refused.text
+        until = time.monotonic() + 30
+        while not (found := list(recorded(tmp_path))) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    assert [episode.total_reward for episode in found] == [1.0]
+
+
+def test_an_endpoint_that_cannot_begin_says_so(tmp_path, monkeypatch):
+    """It does not wait forever."""
+
+    def fail(sessions):
+        raise RuntimeError("no loop")
+
+    monkeypatch.setattr("perturn.serve.session_manager.SessionManager.start", fail)
+    with pytest.raises(RuntimeError, match="no loop"):
+        Endpoint(Scripted(), record=tmp_path)
+    monkeypatch.undo()
+
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:  # the folder is not held
+        assert ask(endpoint, "/s/a/v1/chat/completions").status_code == 200

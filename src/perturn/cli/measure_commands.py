@@ -146,8 +146,7 @@ def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, 
         shown.add_column(column, overflow="fold")
     for name, row in found["credits"].items():
         cells = [_cell(row.get(key)) for key in columns]
-        if cost or set(cells) != {"-"}:
-            shown.add_row(escape(name), *cells, *([f"{row['cost']:.1f}"] if cost else []))
+        shown.add_row(escape(name), *cells, *([f"{row['cost']:.1f}"] if cost else []))
     return shown
 
 

@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,12 +92,19 @@ class Endpoint:
         self._sessions = SessionManager(engine, self.settings, self._record, reward, environment, seed)
         app = locate("perturn.serve.app:make_app")(self._sessions, self.key)
         self._server: uvicorn.Server = _server(app)
-        self._began = threading.Event()
+        self._began: Future[None] = Future()
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run_loop, args=(socket_,), name="perturn-serve", daemon=True
         )
         self._thread.start()
-        self._began.wait()
+        try:
+            self._began.result()
+        except BaseException:
+            self._thread = None
+            socket_.close()
+            if self._record is not None:
+                self._record.close()
+            raise
 
     def new_session(
         self, task: Task, sample: int = 0, seed: int = 0, *, sampling: Sampling | None = None
@@ -185,8 +193,13 @@ class Endpoint:
 
     def _run_loop(self, listening: socket.socket) -> None:
         """Run the server in an event loop of this thread; the loop is uvloop's if that is installed."""
-        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
-            runner.run(self._serve(listening))
+        try:
+            with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+                runner.run(self._serve(listening))
+        except BaseException as error:  # whoever makes the endpoint waits for its beginning
+            if self._began.done():
+                raise
+            self._began.set_exception(error)
 
     async def _serve(self, listening: socket.socket) -> None:
         """Serve until `close`."""
@@ -194,7 +207,7 @@ class Endpoint:
         self._sessions.start()
         serving = asyncio.ensure_future(self._server.serve([listening]))
         expiring = asyncio.ensure_future(self._expire())
-        self._began.set()
+        self._began.set_result(None)
         await self._closing.wait()
         expiring.cancel()
         await self._sessions.stop()

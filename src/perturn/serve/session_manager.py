@@ -18,7 +18,7 @@ from typing import Any
 from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.prefix_matching import Sequences
 from perturn.episodes.seeds import seed_of
-from perturn.errors import ContextFull, PerturnError, StorageError
+from perturn.errors import ContextFull, PerturnError
 from perturn.io.plain_data import error_text, named_error
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering, sampling_of
@@ -299,10 +299,10 @@ class SessionManager:
                 self._results[session.id] = session, truncated, trajectory.error if failed else None
             elif self._record is not None:
                 await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
-        except StorageError as failure:
+        except Exception as failure:  # whatever fails, the episode must not be lost
             session.unrecorded = how, trajectory
             self._restore(session)
-            raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
+            raise Refusal(503, f"the session stays open: {named_error(failure)}", "not_recorded") from failure
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
             self.counts["shared"] += 1

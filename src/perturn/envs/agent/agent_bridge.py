@@ -135,7 +135,9 @@ class Line:
     def is_rewarded(self) -> bool:
         """Return whether the agent has posted a reward."""
         try:
-            return any(turn.reward for turn in self._endpoint.trajectory(self._session).turns)
+            return any(
+                turn["reward"] is not None for turn in self._endpoint.summary(self._session)["recorded"]
+            )
         except RunError:  # a reward of the whole episode has ended the session
             return True
 

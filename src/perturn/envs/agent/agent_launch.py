@@ -121,7 +121,6 @@ class Function:
                 pid = self._fork(str(order).encode(), descriptors)
         except OSError as error:
             os.close(status)
-            self._stop()
             raise EnvironmentFailure(
                 f"{self._name}: the process that its agents are forks of has ended: {error}."
             ) from error
@@ -132,11 +131,14 @@ class Function:
     def _fork(self, order: bytes, descriptors: Sequence[int]) -> int:
         if self._server is None or self._server.poll() is not None:
             self._start()
-        socket.send_fds(self._control, [order], list(descriptors))
-        said = self._control.recv(16)
-        if not said:
+        try:
+            socket.send_fds(self._control, [order], list(descriptors))
+            if said := self._control.recv(16):
+                return int(said)
             raise OSError("it closed its connection")
-        return int(said)
+        except OSError:
+            self._stop()
+            raise
 
     def _start(self) -> None:
         self._stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from perturn.config.compatibility import explorer_name, misfit
 from perturn.config.recipe import Recipe
-from perturn.config.stages import makes, rows_name, stages
+from perturn.config.stages import rows_name, stages
 from perturn.credit import Credit
 from perturn.errors import ConfigError, check_none
 from perturn.quantities import Planned, check_needs, policies_of, wanted
@@ -25,16 +25,14 @@ def check_needed(recipe: Recipe, env: Environment, task_lists: TaskLists) -> Non
     tasks = task_lists.tasks.get("explore", [])
     wanted(credit.needs, f"credit {name}")
     check_prover(recipe, name, credit)
-    grouped = makes(recipe, "groups")
-    provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
+    provides = recipe.explore.traits.provides if recipe.explore else frozenset()
     if provides and not reads_branches(credit):
         raise ConfigError(
             f"credit {name} does not read {', '.join(sorted(provides))}, which explore.name={explorer_name(recipe)} "
             "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
         )
-    if grouped:
-        check_none(_reward_faults(recipe, name, credit))
-        check_none(_sample_faults(recipe, name, credit))
+    check_none(_reward_faults(recipe, name, credit))
+    check_none(_sample_faults(recipe, name, credit))
     references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
     planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
     check_needs(credit.needs, planned)

@@ -163,7 +163,7 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **summary}
         one |= figures_of(computed)
         if against is not None:
-            theirs = _other(paths, recipe, stage, against, other, episodes)
+            theirs = _other(paths, stage, against, other)
             keys = {row.key for row in theirs}
             both = [each for each in episodes if each.origin is None or each.key in keys]
             one["against"] = compare_credits(both, rows, theirs).to_dict()
@@ -332,14 +332,7 @@ def _against(
     return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
 
 
-def _other(
-    paths: RunPaths,
-    recipe: Recipe,
-    stage: Stage,
-    name: str,
-    weigher: _Weigher | None,
-    weighed: Sequence[Trajectory],
-) -> list[CreditRow]:
+def _other(paths: RunPaths, stage: Stage, name: str, weigher: _Weigher | None) -> list[CreditRow]:
     """Return the rows of the credit to compare with: stored rows, or else rows computed for its group members.
 
     A credit with a learned state must be computed for all iterations, even if rows are stored.
@@ -347,10 +340,4 @@ def _other(
     file = paths.credit(_label({"name": name}), stage.mark)
     if weigher is None or (file.is_file() and not carried_by(weigher.credit.needs)):
         return read_credits(file)
-    credit, explored = weigher.credit, {one.key for one in read_trajectories(paths.trajectories(stage.name))}
-    episodes = [one for one in weighed if one.key in explored]
-    if credit.traits.trains_branches:
-        episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
-    failures = failures_of(recipe)
-    computed = weigher.computed(stage, counted(episodes, failures))
-    return credit_groups(episodes, credit, given(computed), failures=failures)
+    return weigher.weigh(stage)[2]
