@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 
 
@@ -86,4 +87,32 @@ async def choosing(task, client):
     answers = await client.chat.completions.create(model="policy", messages=messages, n=3)
     messages += [answers.choices[-1].message, {"role": "user", "content": "Again."}]
     await client.chat.completions.create(model="policy", messages=messages)
+    return 1.0
+
+
+def order(task):
+    """The order in which two requests are sent: reversed if the program has run before."""
+    has_run = os.path.exists(task["runs"])
+    with open(task["runs"], "a", encoding="utf-8"):
+        return [1, 0] if has_run else [0, 1]
+
+
+async def reordered(task, client):
+    """Ask two helpers at the same time."""
+    parts = order(task)
+
+    async def ask(part):
+        await asyncio.sleep(0.5 * parts.index(part))
+        said = [{"role": "user", "content": f"Part {part}."}]
+        return await client.chat.completions.create(model="policy", messages=said)
+
+    await asyncio.gather(ask(0), ask(1))
+    return 1.0
+
+
+async def swapped(task, client):
+    """Ask two helpers, one after the other."""
+    for part in order(task):
+        said = [{"role": "user", "content": f"Part {part}."}]
+        await client.chat.completions.create(model="policy", messages=said)
     return 1.0

@@ -190,6 +190,32 @@ def test_parallel_requests_come_back_in_any_order(tmp_path, number):
     assert policies[0].prompts[0].seed != policies[1].prompts[0].seed
 
 
+def test_a_branch_may_begin_within_parallel_requests(tmp_path):
+    """Its new turn is the recorded request, also if another one arrives first; the other one gets the next turn."""
+    part = section(tmp_path, "reordered", runs=str(tmp_path / "runs"))
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+
+    branch = run(part, Job(task, 9, 1, begun, 0), Counting("b"))
+
+    assert came_back(branch)
+    assert [turn.observation for turn in branch.turns] == [turn.observation for turn in begun.turns]
+    assert [turn.action.text for turn in branch.turns] == ["b0", "b1"]
+
+
+def test_a_program_that_waits_for_a_later_turn_did_not_come_back(tmp_path, monkeypatch):
+    """It would wait until `environment.seconds`, and the error would ask for more of them."""
+    monkeypatch.setattr("perturn.envs.agent.agent_episode._EARLY_S", 0.5)
+    part = section(tmp_path, "swapped", runs=str(tmp_path / "runs"))
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+
+    branch = run(part, Job(task, 9, 1, begun, 1), Counting("b"))
+
+    assert came_elsewhere(branch)
+    assert "did not come back to turn 0: it sent the request of a later turn" in branch.error
+
+
 def test_a_clock_in_the_system_prompt_is_found_before_continuations(tmp_path):
     part = section(tmp_path, "dated")
     world = make_environment(part)

@@ -14,13 +14,15 @@ from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_replay import Replay
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Job
-from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
+from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure, NotComeBack
 from perturn.io.plain_data import mismatch
 from perturn.serve.agent_session import TURN_SEEDS
 from perturn.types import Action, Prompt
 
 _GRACE_S = 10.0
 """Time that an agent has to exit after a limit is reached and its requests are rejected, in seconds."""
+_EARLY_S = 60.0
+"""Time for which the request of a later turn waits for the requests before it, in seconds, until another one comes."""
 _REWARD = 'print a JSON line such as {"reward": 1.0} last, return it, or POST it to $PERTURN_SESSION/reward'
 
 
@@ -114,10 +116,12 @@ class Conversation:
     def _question(self, replay: Replay) -> Question | None:
         """Return the next request in the order of the recorded episode; None if the agent has exited.
 
-        Requests that are sent at the same time may arrive in another order. A request whose turn comes later waits.
+        Requests that are sent at the same time may arrive in another order. A request whose turn comes later waits, but
+        not for longer than `_EARLY_S` without another request: the agent may send nothing before it is answered.
         """
+        is_compared = replay.is_compared(self.turns)
         for question in self._early:
-            if replay.fits(self.turns, question.prompt):
+            if not is_compared or replay.fits(self.turns, question.prompt):
                 self._early.remove(question)
                 return question
         while (found := self._next()) is not None and replay.comes_later(self.turns, found.prompt):
@@ -127,11 +131,17 @@ class Conversation:
     def _next(self) -> Question | None:
         """Wait for the next request; return None if the agent has exited, or does not exit in time after a limit."""
         began = time.monotonic()
+        longest = min(self._left, _EARLY_S) if self._early else self._left
         try:
-            return self.asked.get(timeout=max(0.0, self._left))
+            return self.asked.get(timeout=max(0.0, longest))
         except Empty:
             if self.reached or self.is_paused:
                 return None
+            if self._early:
+                raise NotComeBack(
+                    f"the agent did not come back to turn {self.turns}: it sent the request of a later turn, and no "
+                    f"other request within {longest:g} seconds."
+                ) from None
             raise EnvironmentFailure(
                 f"the agent was killed: it worked for environment.seconds={self._limits.seconds:g} and had not ended; "
                 "raise it if the agent is only slow."

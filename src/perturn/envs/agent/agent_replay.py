@@ -55,15 +55,20 @@ class Replay:
         """Return whether a request equals the recorded request of a turn."""
         return turn < self._compared and _asked(prompt) == self._recorded(turn)
 
+    def is_compared(self, turn: int) -> bool:
+        """Return whether the request of a turn must equal the recorded request."""
+        return turn < self._compared
+
     def comes_later(self, turn: int, prompt: Prompt) -> bool:
-        """Return whether a request is not the recorded one of this turn, but of a later kept turn."""
-        if turn >= self._compared or (asked := _asked(prompt)) == self._recorded(turn):
+        """Return whether a request is not the recorded one of this turn, but of a later recorded turn."""
+        if self._begun is None or turn >= self._compared or (asked := _asked(prompt)) == self._recorded(turn):
             return False
-        return any(asked == self._recorded(later) for later in range(turn + 1, self._compared))
+        return any(asked == self._recorded(later) for later in range(turn + 1, len(self._begun.turns)))
 
     def is_like_the_next(self, turn: int) -> bool:
         """Return whether a turn and the next one are answers to one request, which are recorded together."""
-        return turn + 1 < self._compared and self._recorded(turn) == self._recorded(turn + 1)
+        has_next = self._begun is not None and turn + 1 < len(self._begun.turns)
+        return has_next and self._recorded(turn) == self._recorded(turn + 1)
 
     def _recorded(self, turn: int) -> list[Any]:
         """Return the recorded request of a turn."""
