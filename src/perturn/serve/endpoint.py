@@ -96,15 +96,7 @@ class Endpoint:
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run_loop, args=(socket_,), name="perturn-serve", daemon=True
         )
-        self._thread.start()
-        try:
-            self._began.result()
-        except BaseException:
-            self._thread = None
-            socket_.close()
-            if self._record is not None:
-                self._record.close()
-            raise
+        self._begin(socket_)
 
     def new_session(
         self, task: Task, sample: int = 0, seed: int = 0, *, sampling: Sampling | None = None
@@ -190,6 +182,19 @@ class Endpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begin(self, listening: socket.socket) -> None:
+        """Start the thread, and wait until it serves; if it cannot, close what is open and raise its exception."""
+        assert self._thread is not None
+        self._thread.start()
+        try:
+            self._began.result()
+        except BaseException:
+            self._thread = None
+            listening.close()
+            if self._record is not None:
+                self._record.close()
+            raise
 
     def _run_loop(self, listening: socket.socket) -> None:
         """Run the server in an event loop of this thread; the loop is uvloop's if that is installed."""
