@@ -81,6 +81,13 @@ async def parallel(task, client):
     return 1.0
 
 
+async def alike(task, client):
+    """Send the same request four times in parallel."""
+    said = [{"role": "user", "content": "Guess."}]
+    await asyncio.gather(*(client.chat.completions.create(model="policy", messages=said) for _ in range(4)))
+    return 1.0
+
+
 async def choosing(task, client):
     """Ask for three answers at once, and go on with the last one."""
     messages = [{"role": "user", "content": "Choose."}]

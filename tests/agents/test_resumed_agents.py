@@ -203,6 +203,20 @@ def test_a_branch_may_begin_within_parallel_requests(tmp_path):
     assert [turn.action.text for turn in branch.turns] == ["b0", "b1"]
 
 
+@pytest.mark.parametrize("kept", [2, 3])
+def test_equal_parallel_requests_come_back(tmp_path, kept):
+    """Each is a request of its own, whose answer is recorded before the next one is given."""
+    part = section(tmp_path, "alike")
+    (task,) = make_environment(part).tasks("train")
+    begun = run(part, Job(task, 7, 0), Counting())
+
+    branch = run(part, Job(task, 9, 1, begun, kept), Counting("b"))
+
+    assert came_back(branch)
+    assert branch.turns[:kept] == begun.turns[:kept]
+    assert len(branch.turns) == 4
+
+
 def test_a_program_that_waits_for_a_later_turn_did_not_come_back(tmp_path, monkeypatch):
     """It would wait until `environment.seconds`, and the error would ask for more of them."""
     monkeypatch.setattr("perturn.envs.agent.agent_episode._EARLY_S", 0.5)

@@ -152,29 +152,29 @@ def test_twenty_steps_are_those_of_adapters_here(serving, make, local, renderer,
 
 
 def test_a_training_goes_on_from_a_state_that_the_service_kept(serving, make, open_training, tmp_path):
-    """Ten steps, or five, a new client and a service that was started again, and five: one loss curve."""
+    """Six steps, or three, a new client and a service that was started again, and three: one loss curve."""
     config = {
         "loss": "tlm-dre",
         "learning_rate": 3e-3,
         "per_device_train_batch_size": 3,
         "save_strategy": "steps",
-        "save_steps": 5,
+        "save_steps": 3,
     }
-    whole = make(serving(), pairs(), max_steps=10, output_dir=str(tmp_path / "whole"), **config)
+    whole = make(serving(), pairs(), max_steps=6, output_dir=str(tmp_path / "whole"), **config)
     whole.train()
     service = serving()
-    first = make(service, pairs(), max_steps=10, **config)
-    first.add_callback(_StopAt(5))
+    first = make(service, pairs(), max_steps=6, **config)
+    first.add_callback(_StopAt(3))
     first.train()
     service.restart()
 
-    second = make(service, pairs(), max_steps=10, **config)
-    second.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-5"))
+    second = make(service, pairs(), max_steps=6, **config)
+    second.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
 
     curves = [
         [entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (whole, second)
     ]
-    assert len(curves[0]) == 10
+    assert len(curves[0]) == 6
     assert np.allclose(*curves, atol=1e-6)
 
 

@@ -17,6 +17,7 @@ from perturn.policy.examples import (
     warn_of_equal_weights,
 )
 from perturn.policy.packing import Collator, Examples, Filled, collate
+from perturn.turns import OPENS, Opening
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 
@@ -110,6 +111,17 @@ def test_a_branch_carries_loss_on_its_own_turns_alone_if_asked(renderer):
         DataError, match=r"sample 4: none of the turns .* from turn 1 on, fits the length limit"
     ):
         encode_example(branch, renderer, limit, own_turns=True)
+
+
+def test_an_own_turn_that_fits_is_found_when_a_turn_before_it_is_cut(renderer):
+    """The first conversation is too long; the branch's own turns are in the second one."""
+    played = trajectory("a " * 30, "b", "c", "d")
+    second = replace(played.turns[1], follows=OPENS, opening=Opening(({"role": "user", "content": "x"},)))
+    turns = (played.turns[0], second, replace(played.turns[2], follows=1), played.turns[3])
+    branch = replace(played, turns=turns, origin=0, taken_over=2)
+    whole = renderer.encode(branch)
+
+    assert loss_turns_of(encode_example(branch, renderer, whole.starts[1] - 1, own_turns=True).chosen) == [2]
 
 
 def test_a_row_with_weights_says_itself_which_turns_carry_loss(renderer):

@@ -126,7 +126,7 @@ def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
 
     The episode from which it branched carries the loss on the shared turns.
     """
-    if side.turns <= branch.taken_over:
+    if max(side.loss_turns, default=-1) < branch.taken_over:
         raise DataError(
             f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns after the branching point, "
             f"from turn {branch.taken_over} on, fits the length limit; leave it out."

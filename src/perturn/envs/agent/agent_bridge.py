@@ -37,6 +37,16 @@ class Question:
         self.answered: Future[Action] = Future()
         self.prompt_tokens = self.answer_tokens = 0
 
+    def is_with(self, other: Question) -> bool:
+        """Return whether another question asks for a further answer to the same request (`n` in chat completions).
+
+        Such prompts share their messages, and equal requests do not. A request's answers are recorded together.
+        """
+        return (
+            self.prompt.messages is other.prompt.messages
+            and self.prompt.observation is other.prompt.observation
+        )
+
     def answer(self, answer: Action | PerturnError, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """Set the answer, or an error that rejects the request.
 

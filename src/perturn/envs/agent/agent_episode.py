@@ -59,6 +59,9 @@ class Conversation:
         """Whether the episode stopped at a request, since it has all turns that were asked for."""
         self._limits, self._abilities = limits, abilities
         self._early: list[Question] = []
+        self._before: Question | None = (
+            None  # newest answer, if it must be recorded before another request's answer
+        )
         self._tokens = 0
         self._left = limits.seconds
 
@@ -99,16 +102,17 @@ class Conversation:
                 question.answer(error)
                 raise
             self.is_full = False
+            if self._before is not None and not question.is_with(self._before):
+                self._await_recorded(line)
             self.turns += 1
             counted = self._abilities.answer_tokens.get(job.conversation, 0)
             said = len(action.token_ids) if action.token_ids else counted
             self._tokens += said
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
-            if is_again and not replay.is_like_the_next(self.turns - 1):
-                self._await_recorded(line)
+            self._before = question if is_again or self._early else None
 
     def _await_recorded(self, line: Line) -> None:
-        """Wait until the newest answer is recorded, so that parallel requests are recorded in their order."""
+        """Wait until the given answers are recorded, so that parallel requests are recorded in their order."""
         until = time.monotonic() + _GRACE_S
         while (count := line.turns()) is not None and count < self.turns and time.monotonic() < until:
             time.sleep(0.001)

@@ -65,11 +65,6 @@ class Replay:
             return False
         return any(asked == self._recorded(later) for later in range(turn + 1, len(self._begun.turns)))
 
-    def is_like_the_next(self, turn: int) -> bool:
-        """Return whether a turn and the next one are answers to one request, which are recorded together."""
-        has_next = self._begun is not None and turn + 1 < len(self._begun.turns)
-        return has_next and self._recorded(turn) == self._recorded(turn + 1)
-
     def _recorded(self, turn: int) -> list[Any]:
         """Return the recorded request of a turn."""
         assert self._begun is not None
