@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from perturn.data.input_digests import gather, record
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, RunError
 from perturn.io.atomic_write import write_whole
@@ -12,6 +13,7 @@ from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
 from perturn.study.run_study import _write_study
 from perturn.study.settings import read_study
+from perturn.study.study_checks import refuse_changed_inputs
 from perturn.study.study_display import summary_line
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
@@ -138,6 +140,27 @@ def test_a_finished_run_speaks_for_itself(left, done, opened):
     board, begun = done()
     assert [one.folder for one in begun] == [cell.folder]
     assert set(states(board).values()) == {"done"}
+
+
+def test_a_finished_cell_whose_code_has_changed_is_an_error(done, tmp_path):
+    """Its results are those of other code, so a study must not compare them with new ones."""
+    board, _ = done()
+    cell = next(cell for cell, task_list in board.cells() if task_list == "test")
+    code = tmp_path / "own_credit.py"
+    code.write_text("weight = 1\n")
+    noted = record(f"{code}:Own", "code", gather(tmp_path, [code]))
+    manifest = json.loads((cell.folder / "manifest.json").read_text())
+    write_whole(cell.folder / "manifest.json", json.dumps(manifest | {"inputs": {"credit.name": noted}}))
+    cells = [cell for cell, _ in board.cells()]
+    refuse_changed_inputs(cells)
+    code.write_text("weight = 2\n")
+
+    with pytest.raises(
+        RunError, match=r"credit.name: .*own_credit.py.* changed .* give the study another name"
+    ):
+        refuse_changed_inputs(cells)
+    code.unlink()
+    refuse_changed_inputs(cells)
 
 
 def test_policies_alone_may_go(done, tmp_path):

@@ -17,7 +17,7 @@ from perturn.study.cluster_cells import Nodes
 from perturn.study.rescore import open_plan
 from perturn.study.run_cells import Conductor, Crew
 from perturn.study.settings import Study
-from perturn.study.study_checks import check_study
+from perturn.study.study_checks import check_study, refuse_changed_inputs
 from perturn.study.study_display import Screen
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
@@ -36,6 +36,7 @@ def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = 
     """
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
+    refuse_changed_inputs(cell for cell, _ in board.cells())
     check_study(board.plan.study, board.possible(), trains_here=board.plan.cluster is None)
     cells_at_once(board, workers)
     return board

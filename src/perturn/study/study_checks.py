@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.config.stages import own_files
+from perturn.data.file_seals import read_manifest
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, PerturnError, within
+from perturn.errors import ConfigError, PerturnError, RunError, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import read_rows
 from perturn.io.read_input import user_path
 from perturn.run.execute import check, refuse_early
 from perturn.run.policy_origin import Maker
+from perturn.run.recorded_inputs import changes
 from perturn.run.session import world_maker
 from perturn.run.stages.selector_checks import check_selection
 from perturn.run.task_lists import choose_tasks, look_up
@@ -54,6 +56,20 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
             methods.add((cell.environment, cell.method))
         except PerturnError as error:
             raise type(error)(f"{cell.label}: {error}") from error
+
+
+def refuse_changed_inputs(cells: Iterable[Cell]) -> None:
+    """Raise an error if an input of a run that exists has changed, such as the code of a credit.
+
+    A missing input is no error: `check_study` finds it if a cell still has to read it.
+    """
+    for cell in cells:
+        for folder in (cell.folder, cell.scored):
+            for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
+                if not change.gone:
+                    raise RunError(
+                        f"{cell.label}: {change}: restore the file, or give the study another name (name=...)."
+                    )
 
 
 def _maker(cell: Cell) -> Maker | None:
