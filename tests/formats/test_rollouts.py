@@ -368,6 +368,21 @@ def test_conversations_are_recognised_by_their_first_line_without_a_reward(bring
     assert [(one.task.id, one.sample, one.total_reward) for one in found] == [("hi", 0, 1.0), ("hi", 1, 0.0)]
 
 
+def test_rewards_of_single_messages_are_rewards_of_turns(bring, tmp_path):
+    """On the messages or in a list; without a reward of the whole, their sum is it."""
+    first = conversation("hi", "yes", "more", "done", task="a")
+    first["messages"][1]["reward"], first["messages"][3]["reward"] = 0.25, 0.5
+    second = conversation("hi", "no", "more", "done", task="b", rewards=[0, 1], reward=1)
+    third = conversation("hi", "no", "more", "done", task="c", rewards=[1, 1], reward=1)
+
+    account, found = bring([first, second, third], model=False)
+
+    assert format_of(tmp_path / "log.jsonl") == "conversations"
+    assert [[turn.reward for turn in one.turns] for one in found] == [[0.25, 0.5], [0.0, 1.0], [0.0, 1.0]]
+    assert [one.total_reward for one in found] == [0.75, 1.0, 1.0]
+    assert account.replaced_rewards == 1
+
+
 def test_a_request_with_its_response_is_no_conversation(tmp_path):
     """LiteLLM logs the messages, the response and its score side by side."""
     answer = {"choices": [{"message": {"role": "assistant", "content": "b"}}]}
@@ -382,6 +397,15 @@ def test_a_request_with_its_response_is_no_conversation(tmp_path):
         (conversation("hi", reward=1), "expected an assistant message after the prompt, got none"),
         ({"messages": ["hi"], "reward": 1}, "expected an assistant message after the prompt, got none"),
         ({"messages": [{"role": "judge", "content": "hi"}], "reward": 1}, "judge"),
+        (
+            conversation("hi", "no", rewards=[0, 1]),
+            "expected 1 entries, one for each assistant message, got 2",
+        ),
+        (conversation("hi", "no", rewards=["good"]), "rewards: expected a list of numbers"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "reward": "much"}]},
+            "expected a number, got 'much'",
+        ),
     ],
 )
 def test_conversations_that_cannot_be_read_are_counted(record, said, bring):

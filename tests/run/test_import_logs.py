@@ -118,7 +118,7 @@ def test_a_score_of_a_call_is_the_reward_of_its_turn(of, bring):
 
     assert [turn.reward for turn in found.turns] == [0.25, 0.0, 1.0]
     assert (found.total_reward, found.success) == (1.25, True)
-    assert account.scores == {"used": 2, "unmatched": 0, "other_names": 0}
+    assert account.scores == {"used": 2, "unmatched": 0, "unreadable": 0, "other_names": 0}
 
 
 def test_a_success_has_no_score_below_the_threshold(bring):
@@ -147,7 +147,7 @@ def test_several_scores_must_be_named(bring):
         bring(*records, fields=Fields(score="tome"))
     account, found = bring(*records, fields=Fields(score="tone"))
     assert [one.total_reward for one in found] == [1.0, 0.0]
-    assert account.scores == {"used": 2, "unmatched": 0, "other_names": 1}
+    assert account.scores == {"used": 2, "unmatched": 0, "unreadable": 0, "other_names": 1}
 
 
 def test_episodes_without_a_score_are_left_out_or_kept(bring):
@@ -317,3 +317,34 @@ def test_the_policy_names_every_model_of_the_episode(bring):
 
     assert found.policy == "small + large"
     assert replace(found, policy="") == replace(bring(first, second)[1][0], policy="")
+
+
+def test_a_field_that_no_record_has_is_an_error(bring):
+    records = [*chat("s", "a", feedback="up", kind="x"), *chat("t", "a", feedback="down")]
+
+    for option, fields in (("--task", Fields(task="kinds")), ("--session", Fields(session="kinds"))):
+        with pytest.raises(DataError, match=rf"{option}: no call or rollout .* at 'kinds'"):
+            bring(*records, fields=fields)
+    account, _ = bring(*records, fields=Fields(task="kind"))
+    assert account.lacking == {"--task": len(records) // 2}
+
+
+def test_a_score_that_is_no_number_is_counted(bring):
+    records = [*chat("s", "a", feedback="up"), *chat("t", "a", feedback="4 of 5")]
+
+    account, found = bring(*records, fields=Fields(score="feedback"))
+
+    assert account.scores == {"used": 1, "unmatched": 0, "unreadable": 1, "other_names": 0}
+    assert account.episodes == {"success": 1, "unscored": 1}
+    assert "feedback: expected a number, true, false, or thumbs such as up, got '4 of 5'" in str(
+        account.faults
+    )
+
+
+def test_a_conversation_without_a_reward_is_told_how_it_is_read(bring):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+    with pytest.raises(
+        DataError, match=r"no response; if they are a whole conversation, set --format conversations"
+    ):
+        bring({"messages": messages})

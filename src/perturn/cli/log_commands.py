@@ -37,6 +37,7 @@ _WORDS = {
     "no_score": "without a score",
     "used": "used",
     "unmatched": "of no call of the log",
+    "unreadable": "that are no numbers",
     "other_names": "of other names",
 }
 """Descriptions of the bins into which imported turns, calls and entries are counted."""
@@ -135,6 +136,11 @@ def _summary(found: LogAccount) -> list[str]:
     ]
     if found.score is not None:
         lines.append(f"score {found.score}: {_sum(found.scores, 'scores')}")
+    for option, count in found.lacking.items():
+        instead = (
+            "their task is the first user message" if option == "--task" else "the messages or the trace tell"
+        )
+        lines.append(f"{option}: {count} entries lack the field; {instead}")
     if found.replaced_rewards:
         lines.append(
             f"{found.replaced_rewards} rollouts have rewards of turns that do not sum up to the score; their last turn "

@@ -32,7 +32,7 @@ from perturn.formats.logs.log_values import (
     text_id,
 )
 from perturn.formats.logs.provider_messages import messages_of, parsed, tools_of
-from perturn.formats.logs.request_logs import answers_in, task_in
+from perturn.formats.logs.request_logs import answers_in, named_score, task_in
 
 _TYPES = {
     "SPAN",
@@ -156,7 +156,6 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
     body = given if isinstance(given, Mapping) else {}
     asked = first(body, "messages", "input", "prompt") if body and "role" not in body else given
     parameters = mapping(first(held, "modelParameters", "model_parameters"))
-    named = None if fields.score is None else score_value(at_path(held, fields.score))
     session = at_path(held, fields.session) if fields.session else first(held, *_SESSION_ID)
     for index, answer in enumerate(answers):
         ids = ids_of(held.get("id"))
@@ -170,6 +169,6 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
             time=seconds(first(held, "startTime", "start_time")),
             tools=tools_of(first(body, "tools") or first(parameters, "tools"), where),
             model=str(first(held, "model", "providedModelName", "provided_model_name") or ""),
-            scores=() if named is None or fields.score is None else (Score(fields.score, named, ""),),
+            scores=named_score(held, fields),
             task=task_in(held, fields),
         )

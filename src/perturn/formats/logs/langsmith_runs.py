@@ -32,7 +32,7 @@ from perturn.formats.logs.log_values import (
     unpacked,
 )
 from perturn.formats.logs.provider_messages import messages_of, tools_of
-from perturn.formats.logs.request_logs import answers_in, task_in
+from perturn.formats.logs.request_logs import answers_in, named_score, task_in
 
 _THREADS = ("session_id", "thread_id", "conversation_id")
 
@@ -97,7 +97,6 @@ def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry
     metadata = mapping(extra.get("metadata"))
     invoked = mapping(extra.get("invocation_params"))
     messages = messages_of(asked, where, first(inputs, "system", "instructions"))
-    named = None if fields.score is None else score_value(at_path(run, fields.score))
     session = at_path(run, fields.session) if fields.session else first(metadata, *_THREADS)
     for index, answer in enumerate(answers):
         ids = ids_of(run.get("id"))
@@ -113,7 +112,7 @@ def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry
             model=str(
                 first(metadata, "ls_model_name") or first(inputs, "model") or first(invoked, "model") or ""
             ),
-            scores=() if named is None or fields.score is None else (Score(fields.score, named, ""),),
+            scores=named_score(run, fields),
             task=task_in(run, fields),
         )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perturn.formats.json_stream import Record
+from perturn.formats.logs.log_values import score_value
+from perturn.io.plain_data import mismatch
 from perturn.types import Action, Message
 
 Lost = Literal["broken", "no_answer", "unsupported", "no_call"]
@@ -19,9 +21,23 @@ class Score:
     """A number that a person or program gave to a call, a trace or a session."""
 
     name: str
-    value: float
+    value: float | None
+    """The number; None if the log holds a text that is no score, such as `4 of 5`."""
     of: str
     """Id of the scored call, trace or session; empty if the record of the scored call holds the score."""
+    text: str = ""
+    """The text, if it is no score."""
+
+
+def score_of(name: str, held: str | float) -> Score:
+    """Return the score of the record that holds it, also if the value is no score."""
+    value = score_value(held)
+    return Score(name, value, "", str(held) if value is None else "")
+
+
+def no_score(found: Score) -> str:
+    """Return the fault of a score whose value is None."""
+    return f"{found.name}: {mismatch('a number, true, false, or thumbs such as up', found.text)}."
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from perturn.formats.logs.log_values import (
     unpacked,
 )
 from perturn.formats.logs.provider_messages import messages_of, tools_of
-from perturn.formats.logs.request_logs import answers_in
+from perturn.formats.logs.request_logs import answers_in, named_score
 
 _DETAILS, _RESULT, _CHOICE = (
     "gen_ai.client.inference.operation.details",
@@ -190,7 +190,7 @@ def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> It
             model=str(
                 first(attributes, "gen_ai.response.model", "gen_ai.request.model", "llm.model_name") or ""
             ),
-            scores=_own_scores(attributes, fields),
+            scores=named_score(attributes, fields),
             task=None if fields.task is None else text_id(at_path(attributes, fields.task)),
         )
 
@@ -203,12 +203,6 @@ def _trace(held: Mapping[str, Any]) -> str | None:
     """Return the id of a trace; None if it is missing or all zeros."""
     found = text_id(held.get("traceId"))
     return found if found and found.strip("0") else None
-
-
-def _own_scores(attributes: Mapping[str, Any], fields: Fields) -> tuple[Score, ...]:
-    """Return the score in the attribute that the user names."""
-    value = None if fields.score is None else score_value(at_path(attributes, fields.score))
-    return () if value is None or fields.score is None else (Score(fields.score, value, ""),)
 
 
 def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[Entry]:

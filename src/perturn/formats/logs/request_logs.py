@@ -25,14 +25,13 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, no_score, score_of
 from perturn.formats.logs.log_values import (
     at_path,
     first,
     ids_of,
     mapping,
     named_scores,
-    score_value,
     seconds,
     text_id,
     unpacked,
@@ -116,14 +115,20 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         if not scores or not ids:
             yield LostEntry(where, "no_call")
         for one in scores if ids else ():
-            yield Score(one.name, one.value, ids[0])
+            if one.value is None:
+                yield LostEntry(where, "no_call", no_score(one))
+            else:
+                yield Score(one.name, one.value, ids[0])
         return
     before = _before(request, where, stored)
     response = _response(record)
     answers = list(answers_in(response, where)) if _succeeded(record, response) else []
     if not answers:
         error = first(record, "error_str", "error") or mapping(response).get("error")
-        yield LostEntry(where, "no_answer", f"the call has no answer{f' ({error!s:.100})' if error else ''}.")
+        said = f"the call has no answer{f' ({error!s:.100})' if error else ''}."
+        if response is None and request is record and not error:
+            said = "the record has messages and no response; if they are a whole conversation, set --format conversations."
+        yield LostEntry(where, "no_answer", said)
         return
     system = first(request, "system", "instructions")
     asked = first(request, "messages", "input")
@@ -250,12 +255,20 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
 
 def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
     """Yield the scores of a record's own call, from the field that the user names or from the usual fields."""
-    if fields.score is not None and (value := score_value(at_path(record, fields.score))) is not None:
-        yield Score(fields.score, value, "")
+    if named := named_score(record, fields):
+        yield from named
         return
     for holder in (record, mapping(record.get("metadata"))):
         for name, value in named_scores(holder, _SCORED):
             yield Score(name, value, "")
+
+
+def named_score(record: Mapping[str, Any], fields: Fields) -> tuple[Score, ...]:
+    """Return the score in the field that the user names; empty if the field is empty or holds no text or number."""
+    held = None if fields.score is None else at_path(record, fields.score)
+    if fields.score is None or held in (None, "") or not isinstance(held, str | int | float):
+        return ()
+    return (score_of(fields.score, held),)
 
 
 def session_in(record: Mapping[str, Any], fields: Fields, *metadata: Mapping[str, Any]) -> str | None:

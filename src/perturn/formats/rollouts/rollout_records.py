@@ -9,8 +9,8 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step
-from perturn.formats.logs.log_values import at_path, bad, mapping, score_value, text_id, unpacked
+from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step, score_of
+from perturn.formats.logs.log_values import at_path, bad, mapping, text_id, unpacked
 from perturn.formats.logs.provider_messages import answer_of, messages_of
 from perturn.formats.rollouts.chat_markup import conversation_of
 from perturn.types import Action
@@ -39,10 +39,12 @@ def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]
 
 
 def scores_of(record: Mapping[str, Any], fields: Fields, reward: Any) -> tuple[Score, ...]:
-    """Return the score of a rollout, from the user's field or else its reward; empty if it is no number."""
+    """Return the score of a rollout, from the user's field or else its reward; empty if it holds no text or number."""
     name = REWARD if fields.score is None else fields.score
-    value = score_value(reward if name == REWARD else at_path(record, name))
-    return () if value is None else (Score(name, value, ""),)
+    held = reward if name == REWARD else at_path(record, name)
+    if held in (None, "") or not isinstance(held, str | int | float):
+        return ()
+    return (score_of(name, held),)
 
 
 def task_of(record: Mapping[str, Any], fields: Fields, usual: Any) -> str | None:
@@ -95,6 +97,7 @@ def steps_of(
     where: str,
     tools: tuple[Mapping[str, Any], ...] = (),
     trained: Callable[[Mapping[str, Any]], bool] = lambda message: True,
+    rewards: Sequence[float | None] = (),
 ) -> tuple[Step, ...]:
     """Return the answers of a conversation, which are the assistant messages of the completion.
 
@@ -104,9 +107,11 @@ def steps_of(
         where: Location of the conversation, for error messages.
         tools: Schemas of the tools.
         trained: Returns whether an assistant message is trained on.
+        rewards: Reward of each answer, None for an answer without one; empty if there are none.
 
     Raises:
-        DataError: If a message has an unknown format, or the completion holds no answer.
+        DataError: If a message has an unknown format, if the completion holds no answer, or if the number of rewards
+            differs from the number of answers.
     """
     heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
     steps = []
@@ -120,7 +125,13 @@ def steps_of(
             heard += messages_of([message], at)
     if not steps:
         raise DataError(f"{where}: expected an assistant message after the prompt, got none.")
-    return tuple(steps)
+    if not rewards:
+        return tuple(steps)
+    if len(rewards) != len(steps):
+        raise DataError(
+            f"{where}: rewards: expected {len(steps)} entries, one for each assistant message, got {len(rewards)}."
+        )
+    return tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
 
 
 def numbers(value: Any, where: str, kind: type = float, length: int | None = None) -> list[Any]:

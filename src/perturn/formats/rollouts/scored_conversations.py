@@ -2,29 +2,44 @@
 
     {"task": "refund-17", "messages": [{"role": "user", "content": "..."}, ...], "reward": 0.0}
 
+Each assistant message may have a `reward` of its own, or the record has a list `rewards` with one for each of them.
+
 This is Perturn's own format, for episodes of an agent that kept texts alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
-from perturn.formats.logs.log_values import text_id
+from perturn.formats.logs.log_values import bad, mapping, score_value, text_id
 from perturn.formats.logs.provider_messages import tools_of
-from perturn.formats.rollouts.rollout_records import cut_last, listed, reader, scores_of, steps_of, task_of
+from perturn.formats.rollouts.rollout_records import (
+    cut_last,
+    listed,
+    numbers,
+    reader,
+    scores_of,
+    steps_of,
+    task_of,
+)
 
 _SCORES = ("reward", "score")
 """Keys of the score. If a record has both, `reward` counts."""
+_REWARDS = "rewards"
+"""Key of a list with the reward of each assistant message."""
 _ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices"})
 """Keys of a logged response, whose request has the key `messages` too."""
 
 
 def is_conversation(record: Mapping[str, Any]) -> bool:
     """Return whether a record is a conversation with a score, and not a request that is logged with its response."""
-    scored = any(key in record for key in _SCORES)
-    return scored and isinstance(record.get("messages"), list) and not _ANSWERS & record.keys()
+    messages = record.get("messages")
+    if not isinstance(messages, list) or _ANSWERS & record.keys():
+        return False
+    scored = any(key in record for key in (*_SCORES, _REWARDS))
+    return scored or any("reward" in mapping(each) for each in messages)
 
 
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
@@ -35,9 +50,12 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     messages = listed(record["messages"], f"{where}: messages", "user")
     error = text_id(record.get("error"))
     tools = tools_of(record.get("tools"), f"{where}: tools")
-    steps = steps_of([], messages, where, tools, trained=lambda message: message.get("weight") != 0)
+    rewards = _rewards(record, messages, where)
+    steps = steps_of([], messages, where, tools, lambda message: message.get("weight") != 0, rewards)
     cut = bool(record.get("truncated"))
     score = next((record[key] for key in _SCORES if record.get(key) is not None), None)
+    if score is None and rewards:
+        score = sum(reward or 0.0 for reward in rewards)
     task = record.get("task")
     first = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
     yield Rollout(
@@ -49,6 +67,24 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         error=error or None,
         policy=str(record.get("model") or ""),
     )
+
+
+def _rewards(record: Mapping[str, Any], messages: Sequence[Any], where: str) -> list[float | None]:
+    """Return the reward of each assistant message; empty if there are none.
+
+    Raises:
+        DataError: If a reward is no number.
+    """
+    if record.get(_REWARDS) is not None:
+        return numbers(record[_REWARDS], f"{where}: {_REWARDS}")
+    said = [mapping(each) for each in messages if mapping(each).get("role") == "assistant"]
+    found = []
+    for index, each in enumerate(said):
+        value = None if (held := each.get("reward")) is None else score_value(held)
+        if value is None and held is not None:
+            raise bad(f"{where}: reward of assistant message {index}", "a number", held)
+        found.append(value)
+    return found if any(value is not None for value in found) else []
 
 
 read_conversations = reader(_rollouts)

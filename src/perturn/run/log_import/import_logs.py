@@ -16,7 +16,7 @@ from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
 from perturn.episodes.prefix_matching import Cause
 from perturn.errors import DataError, StorageError, check_belongs, check_known, did_you_mean
-from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace
+from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace, no_score
 from perturn.formats.logs.read_logs import format_of, read_log
 from perturn.formats.row_sources import Location
 from perturn.rows.endings import weighted
@@ -48,7 +48,9 @@ class LogAccount:
     """Number of episodes by category. `success`, `failure` and `no_score` are written; `unscored`, `unpaired` and
     `failed` are not."""
     scores: Counter[str] = field(default_factory=Counter)
-    """Number of scores by category: `used`, `other_names` and `unmatched`."""
+    """Number of scores by category: `used`, `other_names`, `unmatched` and `unreadable`."""
+    lacking: dict[str, int] = field(default_factory=dict)
+    """Option, `--task` or `--session`, with the number of entries that lack the field that it names."""
     sequences: int = 0
     """Number of sequences of all episodes."""
     broke: Counter[Cause] = field(default_factory=Counter)
@@ -83,6 +85,7 @@ class LogAccount:
             **counts,
             "sequences": self.sequences,
             "replaced_rewards": self.replaced_rewards,
+            "lacking": self.lacking,
             "broke": broke,
             "faults": list(self.shown_faults()),
         }
@@ -152,21 +155,51 @@ def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, acc
     """Read the entries of all files into the database."""
     formats = [format_of(file, settings.format) for file in files]
     account.format = " + ".join(dict.fromkeys(formats))
+    counted: Counter[str | None] = Counter()
     for file, format_name in zip(files, formats, strict=True):
         for entry in read_log(file, format_name, settings.fields):
             match entry:
                 case Call():
                     _add_call(spool, entry, account)
+                    counted.update(_lacking(settings.fields, entry.task, entry.session))
                 case Rollout():
                     _add_rollout(spool, entry, f"log-{format_name}", account)
+                    counted.update(_lacking(settings.fields, entry.task))
                 case Score():
                     spool.add_score(entry)
                 case Trace():
                     spool.add_trace(entry)
                 case LostEntry():
                     _lose(account, entry.why, entry.where, entry.reason)
+    _check_fields(settings.fields, counted, account)
     spool.sort()
     account.shared_ids = spool.shared_ids
+
+
+def _lacking(fields: Fields, task: str | None, session: str | None = "") -> Iterator[str | None]:
+    """Yield None for an entry, and each option that names a field which the entry lacks."""
+    yield None
+    if fields.task is not None and task is None:
+        yield "--task"
+    if fields.session is not None and session is None:
+        yield "--session"
+
+
+def _check_fields(fields: Fields, counted: Counter[str | None], account: LogAccount) -> None:
+    """Record how many entries lack a field that the user names.
+
+    Raises:
+        DataError: If all entries lack it.
+    """
+    for option, path in (("--task", fields.task), ("--session", fields.session)):
+        if not counted[option]:
+            continue
+        if counted[option] == counted[None]:
+            raise DataError(
+                f"{option}: no call or rollout of the log has a text or whole number at {path!r}. Give the path from "
+                "the record, such as metadata.task_id."
+            )
+        account.lacking[option] = counted[option]
 
 
 def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
@@ -174,8 +207,11 @@ def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
     try:
         if not spool.add_call(call):
             _lose(account, "duplicate", call.where, "the log has a call with its id and content before.")
+            return
     except DataError as error:
         _lose(account, "unsupported", call.where, str(error))
+        return
+    _tell_no_scores(call, account)
 
 
 def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: LogAccount) -> None:
@@ -188,11 +224,24 @@ def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: L
         return
     account.sequences += found.sequences
     account.broke += found.broke
+    _tell_no_scores(rollout, account)
+
+
+def _tell_no_scores(entry: Call | Rollout, account: LogAccount) -> None:
+    """Record the faults of an entry's scores that are no numbers."""
+    for one in entry.scores:
+        if one.value is None:
+            _tell(account, "score", entry.where, no_score(one))
 
 
 def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
     """Count an entry that is left out, with the reason."""
     account.calls[why] += 1
+    _tell(account, why, where, reason)
+
+
+def _tell(account: LogAccount, why: str, where: str, reason: str) -> None:
+    """Record a fault of an entry."""
     said = reason.removeprefix(f"{where}: ").removeprefix("row: ")
     kind = _VARIES.sub("", f"{why}: {said}")
     if reason and (kind in account.faults or len(account.faults) < _KEPT):
@@ -257,10 +306,11 @@ def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str |
             f"the log has no score, and {settings.form} rows need one. Name the field of a record that holds it with "
             "--score, or write trajectories."
         )
-    unmatched = spool.unmatched(chosen)
-    used = names[chosen] if chosen is not None else 0
+    unmatched, unreadable = spool.unmatched(chosen), spool.unreadable(chosen)
+    found = names[chosen] if chosen is not None else 0
+    used, others = found - unmatched - unreadable, names.total() - found
     account.scores.update(
-        {"used": used - unmatched, "unmatched": unmatched, "other_names": names.total() - used}
+        {"used": used, "unmatched": unmatched, "unreadable": unreadable, "other_names": others}
     )
     return chosen
 

@@ -215,6 +215,10 @@ class LogSpool:
         """Return the number of scores of a name that belong to no call, trace or session of the log."""
         return int(self._one("select count(*) from scores where n is null and name is ?", name) or 0)
 
+    def unreadable(self, name: str | None) -> int:
+        """Return the number of scores of a name that are no numbers."""
+        return int(self._one("select count(*) from scores where value is null and name is ?", name) or 0)
+
     def by_episode(self, score: str | None) -> Iterator[list[Logged]]:
         """Yield the calls of each episode, in the order of time, with their scores of the given name."""
         rows = self._db.execute(
