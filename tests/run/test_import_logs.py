@@ -332,7 +332,7 @@ def test_a_field_that_no_record_has_is_an_error(bring):
 def test_a_score_that_is_no_number_is_counted(bring):
     records = [*chat("s", "a", feedback="up"), *chat("t", "a", feedback="4 of 5")]
 
-    account, found = bring(*records, fields=Fields(score="feedback"))
+    account, _ = bring(*records, fields=Fields(score="feedback"))
 
     assert account.scores == {"used": 1, "unmatched": 0, "unreadable": 1, "other_names": 0}
     assert account.episodes == {"success": 1, "unscored": 1}

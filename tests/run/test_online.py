@@ -27,8 +27,10 @@ from perturn.group import groups_of
 from perturn.rows.pairing import parting
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.export_run import export_policy
+from perturn.run.session import make_renderer
+from perturn.run.stages import group_stage
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_stage import equal_within_limit, read_groups, too_long
+from perturn.run.stages.group_stage import LengthLimit, read_groups
 from perturn.run.verify_run import verify
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -204,8 +206,15 @@ def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place
         for name, turns in (("short", (short,)), ("later", (short, long)), ("long", (long,)), ("none", ()))
     ]
 
-    assert too_long(recipe_of(place, "model.max_length=100"), episodes) == {("long", 0)}
-    assert too_long(recipe_of(place), episodes) == set()
+    loaded = []
+    monkeypatch.setattr(
+        group_stage, "make_renderer", lambda *given: loaded.append(given) or make_renderer(*given)
+    )
+    limit = LengthLimit(recipe_of(place, "model.max_length=100"))
+    assert limit.too_long(episodes) == {("long", 0)}
+    assert [limit.whole(one) for one in episodes[:3]] == [True, False, False]
+    assert len(loaded) == 1
+    assert LengthLimit(recipe_of(place)).too_long(episodes) == set()
 
 
 def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypatch):
@@ -236,7 +245,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
             with run.stage(name, file), TrajectoryStore(file) as store:
                 for one in found:
                     store.append(one)
-        rows = credit_groups(episodes, CREDITS["portool"](), too_long=too_long(recipe, episodes))
+        rows = credit_groups(episodes, CREDITS["portool"](), too_long=LengthLimit(recipe).too_long(episodes))
         write_credits(run.paths.credit("portool", "-001"), rows)
         stage = next(stage for stage in stages(recipe) if stage.name == "align-001")
 
@@ -293,9 +302,9 @@ def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place
         pair([left, left, left], [left, left, right]),
     ]
 
-    assert equal_within_limit(recipe_of(place, "model.max_length=100"), pairs) == [True, False, True]
-    assert equal_within_limit(recipe_of(place), pairs) == [False] * 3
-    assert equal_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
+    assert LengthLimit(recipe_of(place, "model.max_length=100")).equal(pairs) == [True, False, True]
+    assert LengthLimit(recipe_of(place)).equal(pairs) == [False] * 3
+    assert LengthLimit(recipe_of(place, "model.max_length=1")).equal(pairs) == [False] * 3
 
 
 def test_pairs_that_part_too_late_are_counted_and_not_trained():

@@ -11,7 +11,7 @@ from perturn.data.origins import actions_of, branches_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import write_report
 from perturn.run.execute import open_run, run_stages
-from perturn.run.stages.group_stage import too_long
+from perturn.run.stages.group_stage import LengthLimit
 from support.shrunk import SHRUNK
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "alfworld-like_ipr.yaml"
@@ -68,7 +68,7 @@ def test_branches_that_part_beyond_the_length_limit_are_known(done):
 
     def cut(limit, episodes):
         model = replace(done.recipe.model, max_length=limit)
-        return too_long(replace(done.recipe, model=model), episodes)
+        return LengthLimit(replace(done.recipe, model=model)).too_long(episodes)
 
     limit = next(limit for limit in range(1, 1024) if not cut(limit, of(done, "explore-001")))
     assert cut(limit, branches) == {one.key for one in branches}

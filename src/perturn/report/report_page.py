@@ -270,11 +270,11 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
 
 
 def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
-    """Return the share of invalid actions, with an interval clustered by trajectory; None without turns."""
-    turns = [(index, turn) for index, trajectory in enumerate(trajectories) for turn in trajectory.turns]
+    """Return the share of invalid actions, with an interval clustered by task; None without turns."""
+    turns = [(trajectory.task.id, turn) for trajectory in trajectories for turn in trajectory.turns]
     if not turns:
         return None
-    return cluster_interval([float(not turn.valid) for _, turn in turns], [index for index, _ in turns])
+    return cluster_interval([float(not turn.valid) for _, turn in turns], [task for task, _ in turns])
 
 
 def _tokens(counts: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
         credit,
         given(computed),
         drop_equal_outcomes=traits.drop_equal_outcomes,
-        too_long=too_long(session.recipe, episodes),
+        too_long=LengthLimit(session.recipe).too_long(episodes),
         filtered=made.filtered,
         stale=stale_keys(groups_of(episodes), stage.iteration - 1, most) if most else (),
         failures=traits.failed,
@@ -155,7 +156,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     assert run.recipe.align is not None
     if make_loss(run.recipe.align.loss, "align.loss").traits.needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
-        cut = too_long(run.recipe, still)
+        cut = LengthLimit(run.recipe).too_long(still)
         trained += [_row(one, credit, None) for one in still if one.key not in cut]
     return trained, len(credited)
 
@@ -169,44 +170,44 @@ def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedT
     return WeightedTrajectory(played, row.weight, row.clip, own_turns)
 
 
-def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-    """Return the keys of the episodes whose first own turn exceeds the length limit of training."""
-    limit = _limit(recipe)
-    if limit is None:
-        return set()
-    renderer = make_renderer(recipe, base_of(recipe))
-    begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
-    return {one.key for one in begun if renderer.encode(one).longest > limit}
+class LengthLimit:
+    """The length limit of a recipe's training. The tokenizer is loaded once, when it is first needed."""
 
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
 
-def fits_whole(recipe: Recipe, one: Trajectory) -> bool:
-    """Return whether a whole episode fits within the length limit of training."""
-    limit = _limit(recipe)
-    return limit is None or make_renderer(recipe, base_of(recipe)).encode(one).longest <= limit
+    @cached_property
+    def most(self) -> int | None:
+        """Largest length of a sequence, in tokens; None without a limit."""
+        return self._recipe.model.max_length or context_length(empty_model(base_of(self._recipe)))
 
+    @cached_property
+    def _renderer(self) -> Renderer:
+        return make_renderer(self._recipe, base_of(self._recipe))
 
-def equal_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
-    """Return, for each pair, whether both sides have the same tokens within the length limit [pairs].
+    def too_long(self, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
+        """Return the keys of the episodes whose first own turn does not fit."""
+        begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
+        return set() if self.most is None else {one.key for one in begun if not self.whole(one)}
 
-    False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the
-    policy's tokenizer is not available here.
-    """
-    limit = _limit(recipe) if engine_settings(recipe).traits.serves_checkpoints else None
-    if limit is None:
-        return [False] * len(pairs)
-    renderer = make_renderer(recipe, base_of(recipe))
-    sides = [[_fitting_ids(renderer, side, limit) for side in (pair.chosen, pair.rejected)] for pair in pairs]
-    return [one is not None and one == other for one, other in sides]
+    def whole(self, one: Trajectory) -> bool:
+        """Return whether a whole episode fits."""
+        return self.most is None or self._renderer.encode(one).longest <= self.most
 
+    def equal(self, pairs: Sequence[PreferencePair]) -> list[bool]:
+        """Return, for each pair, whether both sides have the same tokens within the limit [pairs].
 
-def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
-    """Return the token ids of the turns that fit; None if not even the first turn fits."""
-    try:
-        return renderer.encode(side, limit).ids
-    except DataError:
-        return None
+        False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the
+        policy's tokenizer is not available here.
+        """
+        if not engine_settings(self._recipe).traits.serves_checkpoints or self.most is None:
+            return [False] * len(pairs)
+        sides = [[self._fitting_ids(side) for side in (pair.chosen, pair.rejected)] for pair in pairs]
+        return [one is not None and one == other for one, other in sides]
 
-
-def _limit(recipe: Recipe) -> int | None:
-    """Return the length limit of training, in tokens; None without a limit."""
-    return recipe.model.max_length or context_length(empty_model(base_of(recipe)))
+    def _fitting_ids(self, side: Trajectory) -> tuple[int, ...] | None:
+        """Return the token ids of the turns that fit; None if not even the first turn fits."""
+        try:
+            return self._renderer.encode(side, self.most).ids
+        except DataError:
+            return None

@@ -195,12 +195,12 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 
 def _limit(recipe: Recipe) -> Limit:
-    """Return the length limit of training. The tokenizer is loaded when it is first needed."""
-    found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
+    """Return the length limit of training. The tokenizer is loaded once, when it is first needed."""
+    limit = cache(lambda: locate("perturn.run.stages.group_stage:LengthLimit")(recipe))
     return Limit(
-        too_long=lambda episodes: found("too_long")(episodes),
-        whole=lambda one: found("fits_whole")(one),
-        equal=lambda pairs: found("equal_within_limit")(pairs),
+        too_long=lambda episodes: limit().too_long(episodes),
+        whole=lambda one: limit().whole(one),
+        equal=lambda pairs: limit().equal(pairs),
     )
 
 
