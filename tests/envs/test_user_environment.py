@@ -13,7 +13,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.user_code import load_object
-from perturn.run.protocol_rules import first_split
+from perturn.run.protocol_rules import evaluation_split, first_split
 from perturn.types import Observation, Task
 from support.guess import Guess, game
 
@@ -348,3 +348,14 @@ def test_a_file_that_cannot_be_loaded_is_to_be_corrected(tmp_path, text, remedy)
         load_object(f"{file}:World")
 
     assert remedy.format(file=file, name=file.name) in str(refused.value)
+
+
+def test_training_tasks_are_scored_only_with_the_reason(capsys):
+    """A split that is missing, and a mistake in `tasks`, look alike."""
+
+    def torn(self, split):
+        return [1, 2] if split == "train" else [1 / 0]
+
+    assert evaluation_split(game(tasks=torn)) == "train"
+    assert "evaluation takes tasks of split 'train': " in (said := capsys.readouterr().err)
+    assert "no tasks for split 'test': ZeroDivisionError" in said

@@ -345,6 +345,6 @@ def test_a_conversation_without_a_reward_is_told_how_it_is_read(bring):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
     with pytest.raises(
-        DataError, match=r"no response; if they are a whole conversation, set --format conversations"
+        DataError, match=r"no response; for a whole conversation, set --format conversations"
     ):
         bring({"messages": messages})

@@ -155,6 +155,22 @@ def some_task(env: Environment) -> Task:
     return choose_tasks(env, Tasks(first_split(env)))[0]
 
 
+def evaluation_split(env: Environment) -> str:
+    """Return `first_split`. If it is the training split, print why there are no tasks to test on.
+
+    Raises:
+        ConfigError: If no split has tasks.
+    """
+    found = first_split(env)
+    if found == "train":
+        try:
+            choose_tasks(env, Tasks(EVALUATION_SPLITS[0]))
+        except ConfigError as error:
+            said = f"evaluation takes tasks of split 'train': {error}"
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
+    return found
+
+
 def first_split(env: Environment) -> str:
     """Return the first of `EVALUATION_SPLITS` that has tasks.
 

@@ -26,7 +26,8 @@ from perturn.errors import ConfigError, check_fit, check_known, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
-from perturn.run.protocol_rules import EVALUATION_SPLITS, rules_for, some_task
+from perturn.run.protocol_rules import evaluation_split, rules_for, some_task
+from perturn.run.task_lists import list_tasks
 from perturn.table import locate, name_of
 from perturn.table_index import table
 
@@ -224,11 +225,11 @@ def _task_lists(env: Any, has_expert: bool) -> tuple[dict[str, Any], dict[str, A
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
         key, count = "n", _number  # a kind of one task cannot be in two task lists
     half = min(count(env, "train") // 2, _MOST_TASKS)
-    split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
-    evaluated = min(count(env, split), _MOST_TASKS)
     must = "have 2 tasks or more, so that one can be trained on and another explored"
     there, remedy = _number(env, "train"), "Let tasks('train') list more."
     check_fit(half, f"split 'train' of environment {env.name!r}", must, there, remedy)
+    split = evaluation_split(env)
+    evaluated = min(count(env, split), _MOST_TASKS)
     explored = {key: half, "skip": half} if has_expert else {key: min(count(env, "train"), _MOST_TASKS)}
     return (
         {"split": "train", key: half},
@@ -238,21 +239,18 @@ def _task_lists(env: Any, has_expert: bool) -> tuple[dict[str, Any], dict[str, A
 
 
 def _number(env: Any, split: str) -> int:
-    """Return the number of tasks of a split; 0 if there is no such split."""
+    """Return the number of tasks of a split."""
     return sum(_kinds(env, split).values())
 
 
 def _per_kind(env: Any, split: str) -> int:
-    """Return the number of tasks of the rarest kind in a split; 0 if there is no such split."""
+    """Return the number of tasks of the rarest kind in a split."""
     return min(_kinds(env, split).values(), default=0)
 
 
 def _kinds(env: Any, split: str) -> Counter[str]:
-    """Return the number of tasks of each kind; empty if there is no such split."""
-    try:
-        return Counter(task.kind for task in env.tasks(split))
-    except Exception:  # noqa: BLE001  a missing split may raise anything
-        return Counter()
+    """Return the number of tasks of each kind."""
+    return Counter(task.kind for task in list_tasks(env, split))
 
 
 def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str, Any] | None:

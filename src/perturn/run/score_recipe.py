@@ -19,7 +19,7 @@ from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.faults import closing_world
 from perturn.run.policy_origin import made_by
-from perturn.run.protocol_rules import Rules, first_split, rules_for, say_rules
+from perturn.run.protocol_rules import Rules, evaluation_split, rules_for, say_rules
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment
 
@@ -82,7 +82,7 @@ def scored_tasks(env: Environment, split: str | None, n: int | None) -> Tasks:
     Raises:
         ConfigError: If there is no such split.
     """
-    name = first_split(env) if split is None else split
+    name = evaluation_split(env) if split is None else split
     there = len(choose_tasks(env, Tasks(name)))
     return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
 

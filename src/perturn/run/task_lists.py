@@ -133,7 +133,7 @@ def choose_tasks(env: Environment, task_list: Tasks) -> list[Task]:
     groups: dict[str, list[Task]] = defaultdict(list)
     ids: set[str] = set()
     kinds: set[str] = set()
-    for task in _tasks(env, task_list.split):
+    for task in list_tasks(env, task_list.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
         if task.id in ids:
@@ -177,7 +177,12 @@ def sft_tasks(recipe: Recipe) -> Tasks:
     return (recipe.sft and recipe.sft.tasks) or Tasks()
 
 
-def _tasks(env: Environment, split: str) -> Sequence[Task]:
+def list_tasks(env: Environment, split: str) -> Sequence[Task]:
+    """Return the tasks of a split.
+
+    Raises:
+        ConfigError: If `tasks` raises, as it may for a split that the environment does not have.
+    """
     try:
         tasks = env.tasks(split)
         if is_unawaited(tasks):

@@ -127,7 +127,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         error = first(record, "error_str", "error") or mapping(response).get("error")
         said = f"the call has no answer{f' ({error!s:.100})' if error else ''}."
         if response is None and request is record and not error:
-            said = "the record has messages and no response; if they are a whole conversation, set --format conversations."
+            said = "the record has messages and no response; for a whole conversation, set --format conversations."
         yield LostEntry(where, "no_answer", said)
         return
     system = first(request, "system", "instructions")
