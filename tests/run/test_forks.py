@@ -207,15 +207,20 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
     recipe = SimpleNamespace(
         explore=kind(of="failures", branches=1, **own), seed=0, iterations=1, align=None, sft=None
     )
+    given, tasks = [], [one.task for one in begun]
+    whole = kind.jobs
+    monkeypatch.setattr(kind, "jobs", lambda *a: given.append(a[1].tasks) or whole(*a))
     session = SimpleNamespace(
         recipe=recipe,
         run=SimpleNamespace(paths=paths),
+        task_lists=SimpleNamespace(tasks={"explore": tasks}),
         play=lambda file, own, *_: jobs.extend(own) or {"episodes": len(own)},
     )
 
     counts = _play_rounds(session, SimpleNamespace(name="branch", mark="", iteration=1, policy="base"), begun)
 
     assert seen == begun
+    assert given == [tasks]
     assert {job.begun.key for job in jobs} <= {one.key for one in begun[1::2]}
     assert counts["forks"] == len(jobs) > 0
     if kind is EntropyBranches:

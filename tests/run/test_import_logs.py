@@ -344,7 +344,5 @@ def test_a_score_that_is_no_number_is_counted(bring):
 def test_a_conversation_without_a_reward_is_told_how_it_is_read(bring):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
-    with pytest.raises(
-        DataError, match=r"no response; for a whole conversation, set --format conversations"
-    ):
+    with pytest.raises(DataError, match=r"no response; for a whole conversation, set --format conversations"):
         bring({"messages": messages})

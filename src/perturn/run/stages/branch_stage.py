@@ -23,6 +23,7 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.served_policy import require_weights
 from perturn.run.session import Session
 from perturn.run.stages.measure_distance import measured
+from perturn.run.task_lists import dealt
 from perturn.table import locate
 from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded
 
@@ -80,6 +81,7 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
     inputs = ExploreInputs(
         recipe.seed,
         stage.iteration,
+        dealt(session.task_lists.tasks["explore"], recipe.seed, stage.iteration, explorer.per_iteration),
         explored=sorted((one for one in explored if not failed(one)), key=lambda one: one.key),
         begun=begun if sense is None else measured(recipe, begun, sense),
     )
