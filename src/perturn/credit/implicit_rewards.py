@@ -12,7 +12,7 @@ from perturn.types import Status, Trajectory
 Logprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 """Log-probabilities of the tokens of each turn, in nats `[trajectories][turns][tokens]`."""
 
-REDUCTIONS = ("sum", "mean")
+LOG_RATIO_REDUCTIONS = ("sum", "mean")
 """Reduction from tokens to a turn: the sum over the turn's tokens, or their mean."""
 
 
@@ -32,7 +32,7 @@ def turn_log_ratios(
         group: Trajectories.
         progress: Log-probabilities under pi, the trained policy.
         reference: Log-probabilities under pi_ref.
-        reduction: One of REDUCTIONS.
+        reduction: One of LOG_RATIO_REDUCTIONS.
 
     Raises:
         ValueError: If `progress` or `reference` is None or not finite, or does not have one entry for each token of

@@ -44,7 +44,12 @@ from perturn.credit.group_statistics import (
     weigh_tasks_with,
 )
 from perturn.credit.grpo import GRPO
-from perturn.credit.implicit_rewards import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.credit.implicit_rewards import (
+    LOG_RATIO_REDUCTIONS,
+    Logprobs,
+    normalized_progress,
+    turn_log_ratios,
+)
 from perturn.credit.process_score import SCORES
 from perturn.credit.returns import Numbers, Return, recorded_rewards, solved
 from perturn.credit.rloo import RLOO
@@ -53,9 +58,10 @@ from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import Lengths, TokenValues, token_values
 from perturn.group import ROUNDING
 from perturn.losses import LOSSES, Loss, LossTraits, TurnLogprobs
-from perturn.losses.ppo_clip import AGGREGATES, PPOClip
+from perturn.losses.ppo_clip import AGGREGATES, PPOClip, clipped_surrogate
 from perturn.losses.token_inputs import Chunk, TokenInput, TokenInputTraits
 from perturn.losses.turn_logprobs import (
+    REDUCTIONS,
     reduced_log_ratio,
     reduced_log_ratios,
     turn_weights,
@@ -71,6 +77,7 @@ __all__ = [
     "EPSILON",
     "GAINS",
     "GRPO",
+    "LOG_RATIO_REDUCTIONS",
     "LOSSES",
     "NORMALIZATIONS",
     "PLAYED",
@@ -115,6 +122,7 @@ __all__ = [
     "answer_numbers",
     "as_tensors",
     "by_task",
+    "clipped_surrogate",
     "combined",
     "deviation",
     "episode_advantages",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
-    REDUCTIONS,
+    LOG_RATIO_REDUCTIONS,
     Deviation,
     GroupCredit,
     Logprobs,
@@ -49,7 +49,7 @@ class OPRL(GroupCredit):
     step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0
     """Discount of the implicit rewards of later turns, in [0, 1]. At 0 only the turn's own implicit reward counts."""
 
-    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
+    reduction: Annotated[str, OneOf(LOG_RATIO_REDUCTIONS)] = "sum"
     """Reduction of a turn's log-ratios to r: sum over its tokens; or mean, which does not depend on the length."""
 
     normalize: Normalization = "std"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
-    REDUCTIONS,
+    LOG_RATIO_REDUCTIONS,
     CreditTraits,
     Deviation,
     GroupCredit,
@@ -46,7 +46,7 @@ class ProgressAdvantage(GroupCredit):
     """Whether the outcome counts. False is meant for scoring turns: training on z alone would reinforce the policy's
     own changes."""
 
-    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
+    reduction: Annotated[str, OneOf(LOG_RATIO_REDUCTIONS)] = "sum"
     """Reduction of a turn's log-ratios to u: sum over its tokens; or mean, which does not depend on the length."""
 
     normalize: Normalization = "std"
