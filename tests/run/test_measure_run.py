@@ -12,7 +12,7 @@ from perturn.cli.measure_commands import LEFT_OUT, _print
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.measure.credit_scores import THIRDS
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
 from perturn.measure.points import ContinuationFile
@@ -236,6 +236,20 @@ def test_a_credit_that_is_not_there_is_refused_before_anything_is_played(run, mo
     monkeypatch.chdir(run.parents[1])
     with pytest.raises(ConfigError, match=problem):
         forecast_run(run, Wanted(names, 6, 4))
+
+
+def test_a_credit_that_raises_is_found_before_anything_is_played(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(run.parents[1])
+    monkeypatch.setattr("perturn.measure.measure_run.play_points", None)
+    file = tmp_path / "torn_credit.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom perturn.extend.tensors import GroupCredit\n\n"
+        "@dataclass(frozen=True)\nclass Torn(GroupCredit):\n"
+        "    def __call__(self, group, **_):\n        return [1 / 0]\n"
+    )
+
+    with pytest.raises(PerturnError, match=r"ZeroDivisionError: division by zero"):
+        measure_run(run, Wanted([f"{file}:Torn"], episodes=6, continuations=4))
 
 
 def test_the_report_shows_the_measurement(run, monkeypatch):

@@ -77,6 +77,7 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
         stage, explored, chosen = _episodes(run, wanted)
         _note_inputs(run, stage)
         world, planned = _planned(session, stage, chosen)
+        weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)  # its errors come first
         assert recipe.explore is not None
         sampling, concurrency = recipe.explore.sampling, recipe.explore.concurrency
         file = run.paths.continuations(stage.mark)
@@ -98,7 +99,6 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
                 ", ".join(ACROSS),
                 FEWEST_TASKS,
             )
-        weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)
         found = {
             "iteration": stage.iteration,
             "policy": stage.policy,
