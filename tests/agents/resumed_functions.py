@@ -4,6 +4,9 @@ import asyncio
 import json
 import os
 import random
+from contextlib import suppress
+
+from openai import APITimeoutError
 
 
 async def rollout(task, client):
@@ -85,6 +88,16 @@ async def alike(task, client):
     """Send the same request four times in parallel."""
     said = [{"role": "user", "content": "Guess."}]
     await asyncio.gather(*(client.chat.completions.create(model="policy", messages=said) for _ in range(4)))
+    return 1.0
+
+
+async def impatient(task, client):
+    """Give the first request up, and ask again; then ask a second time."""
+    messages = [{"role": "user", "content": "Go."}]
+    hurried = client.with_options(timeout=0.3, max_retries=0)
+    with suppress(APITimeoutError):
+        await hurried.chat.completions.create(model="policy", messages=messages)
+    await talk(client, messages, 2)
     return 1.0
 
 

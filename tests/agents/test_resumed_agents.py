@@ -1,5 +1,6 @@
 """Episodes of agents that begin at a turn of a recorded episode: branches, windows, and what is measured by them."""
 
+import time
 from dataclasses import replace
 from itertools import count
 
@@ -215,6 +216,20 @@ def test_equal_parallel_requests_come_back(tmp_path, kept):
     assert came_back(branch)
     assert branch.turns[:kept] == begun.turns[:kept]
     assert len(branch.turns) == 4
+
+
+def test_a_request_that_the_client_gave_up_is_no_turn(tmp_path):
+    """It counts for no limit, and the program comes back, although its first request is answered at once then."""
+    part = section(tmp_path, "impatient")
+    (task,) = make_environment(part).tasks("train")
+    slow = iter([1.0])
+    policy = Scripted(lambda prompt: time.sleep(next(slow, 0)) or Action(f"a{len(prompt.turns)}"))
+
+    begun = run(part, Job(task, 7, 0), policy, replace(PROTOCOLS["agent"], max_turns=2))
+
+    assert [turn.action.text for turn in begun.turns] == ["a0", "a1"]
+    assert (begun.status, begun.truncated, len(policy.prompts)) == (Status.COMPLETED, False, 3)
+    assert policy.prompts[0].seed == policy.prompts[1].seed
 
 
 def test_a_program_that_waits_for_a_later_turn_did_not_come_back(tmp_path, monkeypatch):

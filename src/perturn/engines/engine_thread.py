@@ -130,8 +130,9 @@ class EngineWork:
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
-        if conversation in self._open and isinstance(self._engine, CancellingEngine):
-            del self._open[conversation]
+        is_begun = conversation in self._open or self._pool is not None
+        if is_begun and isinstance(self._engine, CancellingEngine):
+            self._open.pop(conversation, None)
             self._guarded(partial(self._engine.cancel, conversation), conversation)
 
     def forget(self, conversation: str) -> None:

@@ -182,9 +182,9 @@ class SwappingEngine(Updatable, StreamingEngine, Protocol):
 
 
 @runtime_checkable
-class CancellingEngine(StreamingEngine, Protocol):
-    """A streaming engine that can stop generating an answer that is no longer needed."""
+class CancellingEngine(Engine, Protocol):
+    """An engine that can stop generating an answer that is no longer needed."""
 
     def cancel(self, conversation: str) -> None:
-        """Stop answering the prompt of a conversation; `advance` then does not return this prompt."""
+        """Stop answering the prompt of a conversation. `advance` of a streaming engine then does not return it."""
         ...

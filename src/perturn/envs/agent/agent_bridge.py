@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, PerturnError, RunError
@@ -47,8 +47,12 @@ class Question:
             and self.prompt.observation is other.prompt.observation
         )
 
+    def is_abandoned(self) -> bool:
+        """Return whether the client no longer waits, so that no answer is recorded."""
+        return self.answered.cancelled()
+
     def answer(self, answer: Action | PerturnError, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
-        """Set the answer, or an error that rejects the request.
+        """Set the answer, or an error that rejects the request. An abandoned request ignores it.
 
         Args:
             answer: Action of the policy, or the error.
@@ -56,6 +60,8 @@ class Question:
             answer_tokens: Number of tokens of the answer.
         """
         self.prompt_tokens, self.answer_tokens = prompt_tokens, answer_tokens
+        if not self.answered.set_running_or_notify_cancel():
+            return
         if isinstance(answer, Action):
             self.answered.set_result(answer)
         else:
@@ -86,6 +92,8 @@ class _Episodes:
                 found.append(each.answered.result())
                 self._prompt_tokens[each.prompt.conversation] = each.prompt_tokens
                 self._answer_tokens[each.prompt.conversation] = each.answer_tokens
+            except CancelledError:
+                found.append(EngineFailure("the client no longer waits for the answer."))
             except PerturnError as error:
                 found.append(error)  # type: ignore[arg-type]  # the endpoint rejects the request with any PerturnError
         return found
@@ -115,6 +123,12 @@ class _Episodes:
             waiting = self._open.pop(session)
         for asked in list(waiting):
             asked.answer(EngineFailure("the episode of this session is over."))
+
+    def cancel(self, conversation: str) -> None:
+        """Give up the request of a conversation, whose client has gone."""
+        for asked in list(self._open.get(conversation.rpartition("#")[0], ())):
+            if asked.prompt.conversation == conversation:
+                asked.answered.cancel()
 
     def forget(self, conversation: str) -> None:
         """Delete the token counts of a conversation that has ended."""

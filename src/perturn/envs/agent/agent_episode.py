@@ -80,6 +80,8 @@ class Conversation:
             EngineFailure: If the policy cannot answer.
         """
         while (question := self._question(replay)) is not None:
+            if question.is_abandoned():
+                continue
             self.reached = self.reached or self._reached()
             self.is_paused = self.is_paused or (not self.reached and replay.is_over(self.turns))
             if self.reached or self.is_paused:
@@ -101,6 +103,8 @@ class Conversation:
             except EngineFailure as error:
                 question.answer(error)
                 raise
+            if question.is_abandoned():
+                continue  # the client has gone while the policy answered
             self.is_full = False
             if self._before is not None and not question.is_with(self._before):
                 self._await_recorded(line)
