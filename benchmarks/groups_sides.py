@@ -23,10 +23,10 @@ from worker import held, peak
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.losses import LOSSES
+from perturn.policy.credit_weights import weigh_all
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import action_logprobs, pack_by_pack
 from perturn.policy.packing import Examples
-from perturn.policy.reference import weigh_all
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

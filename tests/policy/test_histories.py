@@ -17,10 +17,11 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.prompts import as_seen
 from perturn.errors import DataError
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.policy.credit_weights import weigh_all
 from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import Collator, both_sides, collate, count_tokens, lay_out
-from perturn.policy.reference import compute_logprobs, weigh_all
+from perturn.policy.reference import compute_logprobs
 from perturn.types import Action, EpisodeProtocol, Observation, PreferencePair, Task, Trajectory, Turn
 
 from .training import turn_by_turn

@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 from perturn.losses import LOSSES
+from perturn.policy.credit_weights import turn_logprobs
 from perturn.policy.logprobs import action_logprobs, logprobs_and_inputs
 from perturn.policy.packing import lay_out
-from perturn.policy.reference import turn_logprobs
 
 from .training import (
     COUPLED,

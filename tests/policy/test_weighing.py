@@ -14,8 +14,8 @@ from perturn.credit.rloo import RLOO
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.needs import Needs
+from perturn.policy.credit_weights import asked, weigh
 from perturn.policy.examples import Example, encode_example
-from perturn.policy.reference import asked, weigh
 from perturn.training.credit_choice import choose_credit, credit_of
 from perturn.types import Action, PreferencePair, Remaining, Task, Trajectory, Turn
 

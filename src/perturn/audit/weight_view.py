@@ -202,7 +202,7 @@ def inspect(
     refused = [refused_text(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
     if examples:
         say_shapes(source, tally, console)
-        weighed = locate("perturn.policy.reference:turn_weights")(
+        weighed = locate("perturn.policy.credit_weights:turn_weights")(
             model_name, list(examples.values())[:limit], credit
         )
         for (label, example), weights in zip(examples.items(), weighed, strict=False):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from perturn.needs import Need
 from perturn.needs import Reference as Request
-from perturn.policy.reference import compute_logprobs, frozen, turn_logprobs
+from perturn.policy.credit_weights import turn_logprobs
+from perturn.policy.reference import compute_logprobs, frozen
 from perturn.quantities.protocol import REFERENCE, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded
 from perturn.types import Trajectory

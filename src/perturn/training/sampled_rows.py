@@ -17,8 +17,8 @@ from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
 from perturn.group import Group, counts, groups_of
 from perturn.needs import Distance, reads
+from perturn.policy.credit_weights import asked, asked_clips
 from perturn.policy.examples import Example
-from perturn.policy.reference import asked, asked_clips
 from perturn.remaining import remaining_of
 from perturn.table import guarded
 from perturn.training.credit_choice import carries_own_turns

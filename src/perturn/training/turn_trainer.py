@@ -29,6 +29,7 @@ from perturn.formats.row_sources import Location
 from perturn.io.atomic_write import writing
 from perturn.losses.token_inputs import PolicyInput, token_inputs
 from perturn.needs import Reference, reads
+from perturn.policy.credit_weights import weigh_all
 from perturn.policy.examples import Example, encode_example, warn_of_equal_weights
 from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
 from perturn.policy.lora_adapters import load_to_train
@@ -49,7 +50,6 @@ from perturn.policy.packing import (
     empty_pack,
     mismatched_packs,
 )
-from perturn.policy.reference import weigh_all
 from perturn.training.credit_choice import loss_and_credit, trains_own_turns
 from perturn.training.frozen_policies import Frozen
 from perturn.training.memory_errors import memory_remedies
