@@ -17,13 +17,13 @@ from perturn.config.stages import rank_of_loop, stages
 from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
-from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.engines import ENGINES, EngineSettings, Serving
 from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, RunError, check_known, check_type, did_you_mean
 from perturn.io.atomic_write import write_whole
 from perturn.io.user_code import load_object
-from perturn.run.judging.side_engines import checked_settings
+from perturn.run.judging.side_engines import checked_settings, loading
 from perturn.run.policy_origin import Maker
 from perturn.run.protocol_rules import make_protocol
 from perturn.table import locate
@@ -120,20 +120,13 @@ def serve_policy(
     base: str | None = None,
 ) -> Engine:
     """Open the engine in this process, which may be on another machine than the run folder."""
-
-    def load() -> Loaded:
-        loaded: Loaded = locate("perturn.policy.models:load_policy")(
-            path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
-        )
-        return loaded
-
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
     tokens = partial(locate, "perturn.policy.models:load_tokens")
     serving = Serving(
         policy,
         path,
         tuple(stop),
-        load,
+        loading(path, policy, recipe.model.dtype, template),
         folder,
         lambda: tokens()(path, template),
         base=base,
@@ -223,12 +216,7 @@ def _open(
     if settings.traits.serves_checkpoints:
         path, base = for_engine(path, settings.traits.adapter_rank, say)
 
-    def load() -> Loaded:
-        loaded: Loaded = locate("perturn.policy.models:load_policy")(
-            path, policy=name, dtype=dtype, template=template, say=say
-        )
-        return loaded
-
+    load = loading(path, name, dtype, template, say)
     tokens = partial(locate, "perturn.policy.models:load_tokens")
     return settings.open(
         Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template), base=base)

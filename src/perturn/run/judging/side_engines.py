@@ -64,15 +64,29 @@ def open_side_engine(section: Section, model: str, where: str, folder: Path | No
     path, base = model, None
     if settings.traits.serves_checkpoints:
         path, base = for_engine(model, settings.traits.adapter_rank, console.print)
-    return settings.open(Serving(model, path, (), _loading(path, model), folder, base=base))
+    return settings.open(Serving(model, path, (), loading(path, Path(model).name), folder, base=base))
 
 
-def _loading(path: str, model: str) -> Callable[[], Loaded]:
-    """Return a function that loads the weights of a model, for an engine that needs them in this process."""
+def loading(
+    path: str,
+    policy: str,
+    dtype: str = "auto",
+    template: str | None = None,
+    say: Callable[[str], None] = console.print,
+) -> Callable[[], Loaded]:
+    """Return a function that loads the weights of a model, for an engine that needs them in this process.
+
+    Args:
+        path: Folder or Hub id of the model.
+        policy: Name of the policy.
+        dtype: As in the section `model` of a recipe.
+        template: Chat template; None: the tokenizer's own.
+        say: Prints a message to the user.
+    """
 
     def load() -> Loaded:
         found: Loaded = locate("perturn.policy.models:load_policy")(
-            path, policy=Path(model).name, dtype="auto", template=None, say=console.print
+            path, policy=policy, dtype=dtype, template=template, say=say
         )
         return found
 
