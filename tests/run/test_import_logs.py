@@ -336,9 +336,10 @@ def test_a_score_that_is_no_number_is_counted(bring):
 
     assert account.scores == {"used": 1, "unmatched": 0, "unreadable": 1, "other_names": 0}
     assert account.episodes == {"success": 1, "unscored": 1}
-    assert "feedback: expected a number, true, false, or thumbs such as up, got '4 of 5'" in str(
-        account.faults
-    )
+    said = "feedback: expected a number, true, false, or thumbs such as up, got '4 of 5'"
+    assert said in str(account.faults)
+    with pytest.raises(DataError, match=f"1 values are no scores: .*{said}"):
+        bring(*records[1:], fields=Fields(score="feedback"))
 
 
 def test_a_conversation_without_a_reward_is_told_how_it_is_read(bring):

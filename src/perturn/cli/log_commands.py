@@ -137,9 +137,8 @@ def _summary(found: LogAccount) -> list[str]:
     if found.score is not None:
         lines.append(f"score {found.score}: {_sum(found.scores, 'scores')}")
     for option, count in found.lacking.items():
-        instead = (
-            "their task is the first user message" if option == "--task" else "the messages or the trace tell"
-        )
+        by_task = option == "--task"
+        instead = "the first user message is their task" if by_task else "their trace or messages group them"
         lines.append(f"{option}: {count} entries lack the field; {instead}")
     if found.replaced_rewards:
         lines.append(

@@ -60,7 +60,7 @@ class Conversation:
         self._limits, self._abilities = limits, abilities
         self._early: list[Question] = []
         self._before: Question | None = (
-            None  # newest answer, if it must be recorded before another request's answer
+            None  # newest answer, if it must be recorded before the next request's
         )
         self._tokens = 0
         self._left = limits.seconds
