@@ -19,7 +19,7 @@ from perturn.types import OPENS, Action, failed
 from support.loop import finish, make_place
 from support.processes import Started
 
-from .playing import HERE, Scripted
+from .playing import HERE, Scripted, agents, played
 
 RECIPE = f"""
 name: agents
@@ -207,3 +207,27 @@ def test_what_agents_cannot_do_is_refused_before_work(place, monkeypatch, change
     }
     with pytest.raises(ConfigError, match=said):
         check(parse(Recipe, {**recipe, **changes}))
+
+
+def test_a_seed_of_the_row_is_kept_and_generators_get_the_seed_of_the_episode(tmp_path):
+    """The row's seed may name a world; two samples of it draw other numbers."""
+    (tmp_path / "seeded.py").write_text(
+        "import os, random\n"
+        "async def rollout(task, client):\n"
+        "    said = f\"{task['seed']} {os.environ['PERTURN_SEED']} {random.random()}\"\n"
+        "    posed = [{'role': 'user', 'content': said}]\n"
+        "    await client.chat.completions.create(model='policy', messages=posed)\n"
+        "    return 1.0\n"
+    )
+    rows = [{"id": "own", "seed": "world-7"}, {"id": "without"}]
+    section = agents(tmp_path, rows, function=f"{tmp_path / 'seeded.py'}:rollout")
+
+    found = played(section, samples=2)
+
+    said = {key: one.turns[0].observation_text.split() for key, one in found.items()}
+    seeds = {key: str(one.seed) for key, one in found.items()}
+    assert {key: own for key, (own, *_) in said.items()} == {
+        key: "world-7" if key[0] == "own" else seeds[key] for key in found
+    }
+    assert {key: given for key, (_, given, _) in said.items()} == seeds
+    assert len({drawn for _, _, drawn in said.values()}) == 4

@@ -107,7 +107,7 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
         os.environ.clear()
         os.environ.update(said["variables"])
         task = json.load(sys.stdin)
-        _seed(task["seed"])
+        _seed(int(os.environ["PERTURN_SEED"]))
         print(f"\n{json.dumps(asyncio.run(_rollout(name, rollout, task)))}", flush=True)
         code = 0
     except SystemExit as error:

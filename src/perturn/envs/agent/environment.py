@@ -173,11 +173,11 @@ class Agent:
         outcome: dict[str, Any]
         try:
             seed = job.seed if replay.seed is None else replay.seed
-            given = {**plain(job.task), "seed": seed}
+            given = {"seed": seed, **plain(job.task)}  # a seed of the row's own is kept
             process = AgentProcess(
                 self._launch,
                 given,
-                self._variables(line),
+                self._variables(line, seed),
                 lambda: held.asked.put(None),
                 memory=self._memory,
             )
@@ -220,8 +220,8 @@ class Agent:
         is_this = program in ("python", "python3")
         return Command([sys.executable if is_this else _program(program, "command"), *arguments])
 
-    def _variables(self, line: Line) -> dict[str, str]:
-        """Return an agent's environment variables: this process's without secrets, and the endpoint's address."""
+    def _variables(self, line: Line, seed: int) -> dict[str, str]:
+        """Return an agent's environment variables: of this process without secrets, the endpoint's, and the seed."""
         own = without_secrets(os.environ, self._passed)
         hosts = ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1")))
         return {
@@ -233,6 +233,7 @@ class Agent:
             "ANTHROPIC_BASE_URL": line.url,
             "ANTHROPIC_API_KEY": line.key,
             "PERTURN_SESSION": line.url,
+            "PERTURN_SEED": str(seed),
             "PYTHONUNBUFFERED": "1",
         }
 
