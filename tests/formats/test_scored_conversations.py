@@ -99,7 +99,9 @@ def test_a_request_with_its_response_is_no_conversation(tmp_path):
             conversation("hi", "no", rewards=[0, 1]),
             "expected 1 entries, one for each assistant message, got 2",
         ),
-        (conversation("hi", "no", rewards=["good"]), "rewards: expected a list of numbers"),
+        (conversation("hi", "no", rewards=["so so"]), "expected a number, got 'so so'"),
+        (conversation("hi", "no", rewards=[10**400]), "reward of assistant message 0: expected a number"),
+        (conversation("hi", "no", rewards=[]), "expected 1 entries, one for each assistant message, got 0"),
         (
             {"messages": [{"role": "assistant", "content": "a", "reward": "much"}]},
             "expected a number, got 'much'",
@@ -112,3 +114,24 @@ def test_conversations_that_cannot_be_read_are_counted(record, said, bring):
     assert len(found) == 1
     assert account.calls == {"rollouts": 1, "unsupported": 1}
     assert said in str(account.faults)
+
+
+def test_a_reward_of_the_whole_that_cannot_be_read_erases_no_rewards_of_turns(bring):
+    """The sum is the reward then; an object under `rewards` is something else."""
+    first = conversation("hi", "yes", "more", "done", reward="4/5", rewards=[0.25, 0.5])
+    second = conversation("ho", "yes", reward=1, rewards={"form": 1})
+
+    account, found = bring([first, second])
+
+    assert [[turn.reward for turn in one.turns] for one in found] == [[0.25, 0.5], [1.0]]
+    assert [one.total_reward for one in found] == [0.75, 1.0]
+    assert account.replaced_rewards == 0
+
+
+def test_a_system_text_and_an_error_that_is_an_object_are_read(bring):
+    record = conversation("hi", "yes", reward=1, system="Be brief.", error={"type": "Timeout"})
+
+    _, (found,) = bring([record])
+
+    assert found.prompt == ({"role": "system", "content": "Be brief."},)
+    assert (found.status, found.error) == (Status.FAILED, "{'type': 'Timeout'}")

@@ -338,7 +338,7 @@ def test_a_score_that_is_no_number_is_counted(bring):
     assert account.episodes == {"success": 1, "unscored": 1}
     said = "feedback: expected a number, true, false, or thumbs such as up, got '4 of 5'"
     assert said in str(account.faults)
-    with pytest.raises(DataError, match=f"1 values are no scores: .*{said}"):
+    with pytest.raises(DataError, match=f"1 values are no scores. .*{said}"):
         bring(*records[1:], fields=Fields(score="feedback"))
 
 
@@ -347,3 +347,17 @@ def test_a_conversation_without_a_reward_is_told_how_it_is_read(bring):
 
     with pytest.raises(DataError, match=r"no response; for a whole conversation, set --format conversations"):
         bring({"messages": messages})
+
+
+def test_scores_of_calls_without_an_answer_and_of_records_that_come_again_count(bring):
+    """A failure by a timeout is a failure of its session; feedback may be logged with the call a second time."""
+    answered, again = chat("s", "a", id="r1"), chat("t", "a", id="r2")
+    lost = {**answered[0], "response": {"error": "timeout"}, "reward": 0}
+    feedback = {"id": "fb-1", "response_id": "r2", "reward": 1}
+
+    account, found = bring(*answered, lost, *again, feedback)
+    assert sorted(one.total_reward for one in found) == [0.0, 1.0]
+    assert account.scores["used"] == 2
+    account, found = bring(*answered, {**answered[0], "reward": 1})
+    assert [one.total_reward for one in found] == [1.0]
+    assert account.calls["duplicate"] == 1

@@ -111,7 +111,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     request = _request(record)
     scores = tuple(scores_in(record, fields))
     if not request:
-        ids = ids_of(*(record.get(name) for name in (*_IDS, *_TRACES, *_SESSIONS)))
+        ids = ids_of(*(record.get(name) for name in (*_IDS[1:], _IDS[0], *_TRACES, *_SESSIONS)))
         if not scores or not ids:
             yield LostEntry(where, "no_call")
         for one in scores if ids else ():
@@ -120,6 +120,10 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
             else:
                 yield Score(one.name, one.value, ids[0])
         return
+    metadata = mapping(record.get("metadata"))
+    requested = mapping(request.get("metadata"))
+    session = session_in(record, fields, metadata, requested)
+    trace = next(iter(ids_of(*(first(each, *_TRACES) for each in (record, metadata, requested)))), None)
     before = _before(request, where, stored)
     response = _response(record)
     answers = list(answers_in(response, where)) if _succeeded(record, response) else []
@@ -129,6 +133,8 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         if response is None and request is record and not error:
             said = "the record has messages and no response; for a whole conversation, set --format conversations."
         yield LostEntry(where, "no_answer", said)
+        for one, of in ((one, session or trace or "") for one in scores if one.value is not None):
+            yield Score(one.name, one.value, of)  # of the last call of its session
         return
     system = first(request, "system", "instructions")
     asked = first(request, "messages", "input")
@@ -137,8 +143,6 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         asked if before is None else [*_conversation(before, stored), *fresh], where, system
     )
     tools = tools_of(first(request, "tools") or mapping(record.get("model_parameters")).get("tools"), where)
-    metadata = mapping(record.get("metadata"))
-    requested = mapping(request.get("metadata"))
     identity = text_id(mapping(response).get("id"))
     if fresh and identity is not None and identity not in stored:  # so that no chain is circular
         stored[identity] = before, [*fresh, *mapping(response)["output"]]
@@ -149,10 +153,8 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
             messages,
             answer,
             ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
-            session=session_in(record, fields, metadata, requested),
-            trace=next(
-                iter(ids_of(*(first(each, *_TRACES) for each in (record, metadata, requested)))), None
-            ),
+            session=session,
+            trace=trace,
             time=seconds(first(record, *_TIMES) or first(mapping(response), "created", "created_at")),
             tools=tools,
             model=str(

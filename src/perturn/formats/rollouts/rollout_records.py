@@ -110,8 +110,7 @@ def steps_of(
         rewards: Reward of each answer, None for an answer without one; empty if there are none.
 
     Raises:
-        DataError: If a message has an unknown format, if the completion holds no answer, or if the number of rewards
-            differs from the number of answers.
+        DataError: If a message has an unknown format, or the completion holds no answer.
     """
     heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
     steps = []
@@ -127,10 +126,6 @@ def steps_of(
         raise DataError(f"{where}: expected an assistant message after the prompt, got none.")
     if not rewards:
         return tuple(steps)
-    if len(rewards) != len(steps):
-        raise DataError(
-            f"{where}: rewards: expected {len(steps)} entries, one for each assistant message, got {len(rewards)}."
-        )
     return tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
 
 

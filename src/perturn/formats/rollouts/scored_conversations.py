@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
-from perturn.formats.logs.log_values import bad, mapping, score_value, text_id
+from perturn.formats.logs.log_values import bad, mapping, score_value
 from perturn.formats.logs.provider_messages import tools_of
 from perturn.formats.rollouts.rollout_records import (
     cut_last,
     listed,
-    numbers,
     reader,
     scores_of,
     steps_of,
@@ -29,6 +29,8 @@ _SCORES = ("reward", "score")
 """Keys of the score. If a record has both, `reward` counts."""
 _REWARDS = "rewards"
 """Key of a list with the reward of each assistant message."""
+_LONGEST = 1000
+"""Maximum length of an error, in characters. A longer error is cut."""
 _ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices"})
 """Keys of a logged response, whose request has the key `messages` too."""
 
@@ -48,13 +50,15 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         yield LostEntry(where, "no_call")
         return
     messages = listed(record["messages"], f"{where}: messages", "user")
-    error = text_id(record.get("error"))
+    error = record.get("error")
+    if record.get("system"):
+        messages = [{"role": "system", "content": record["system"]}, *messages]
     tools = tools_of(record.get("tools"), f"{where}: tools")
     rewards = _rewards(record, messages, where)
     steps = steps_of([], messages, where, tools, lambda message: message.get("weight") != 0, rewards)
     cut = bool(record.get("truncated"))
-    score = next((record[key] for key in _SCORES if record.get(key) is not None), None)
-    if score is None and rewards:
+    score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
+    if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
     task = record.get("task")
     first = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
@@ -64,7 +68,7 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         cut_last(steps) if cut else steps,
         scores_of(record, fields, score),
         truncated=cut,
-        error=error or None,
+        error=str(error)[:_LONGEST] if error else None,
         policy=str(record.get("model") or ""),
     )
 
@@ -75,13 +79,21 @@ def _rewards(record: Mapping[str, Any], messages: Sequence[Any], where: str) -> 
     Raises:
         DataError: If a reward is no number.
     """
-    if record.get(_REWARDS) is not None:
-        return numbers(record[_REWARDS], f"{where}: {_REWARDS}")
     said = [mapping(each) for each in messages if mapping(each).get("role") == "assistant"]
+    given, listed_too = [each.get("reward") for each in said], record.get(_REWARDS)
+    if isinstance(listed_too, list):
+        if any(value is not None for value in given):
+            raise DataError(f"{where}: rewards: the messages have rewards too. Write only one of the two.")
+        if len(listed_too) != len(said):
+            raise DataError(
+                f"{where}: rewards: expected {len(said)} entries, one for each assistant message, got "
+                f"{len(listed_too)}."
+            )
+        given = listed_too
     found = []
-    for index, each in enumerate(said):
-        value = None if (held := each.get("reward")) is None else score_value(held)
-        if value is None and held is not None:
+    for index, held in enumerate(given):
+        value = None if held in (None, "") else score_value(held)
+        if value is None and held not in (None, ""):
             raise bad(f"{where}: reward of assistant message {index}", "a number", held)
         found.append(value)
     return found if any(value is not None for value in found) else []

@@ -367,8 +367,8 @@ def _nothing(settings: LogSettings, account: LogAccount) -> str:
         )
     episodes, scores = account.episodes["unscored"], account.scores["unmatched"]
     if count := account.scores["unreadable"]:
-        first = next(said for why, said, _ in account.faults.values() if why == "score")
-        return f"none of the {episodes} episodes has the score {account.score!r}; {count} values are no scores: {first}"
+        first = next((said for why, said, _ in account.faults.values() if why == "score"), "")
+        return f"none of the {episodes} episodes has the score {account.score!r}; {count} values are no scores. {first}"
     return (
         f"none of the {episodes} episodes has the score {account.score!r}; {scores} scores are of no call of the log. "
         "Give the files of calls and of scores together."

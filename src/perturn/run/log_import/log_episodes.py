@@ -130,11 +130,12 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
 
     Args:
         trajectory: Trajectory from `trajectory_of`.
-        score: Total reward. None: the rollout has no score.
+        score: Total reward. None: the rollout has no score, so the total is the sum of the rewards of its turns.
         success_at: Smallest score of a success. None: any score above 0.
     """
-    total, turns = score or 0.0, trajectory.turns
+    turns = trajectory.turns
     had = any(turn.reward for turn in turns)
+    total = sum(turn.reward for turn in turns) if score is None else score
     fits = math.isclose(sum(turn.reward for turn in turns), total, rel_tol=1e-6, abs_tol=1e-6)
     if not fits or not had:
         turns = tuple(replace(turn, reward=0.0) for turn in turns)

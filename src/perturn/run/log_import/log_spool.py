@@ -137,6 +137,11 @@ class LogSpool:
         known = self._one(f"select min(n) from ids where id in ({marks})", *call.ids)
         if known is not None:
             if self._one("select digest from calls where n = ?", known) == digest:
+                self._db.executemany(  # a score that the first record of the call lacks
+                    "insert into scores (name, value, n) select ?, ?, ? where not exists "
+                    "(select * from scores where n = ? and name = ?)",
+                    [(one.name, one.value, known, known, one.name) for one in call.scores],
+                )
                 return False
             self.shared_ids += 1
         held = (call.session, call.trace, call.time, digest, data)
