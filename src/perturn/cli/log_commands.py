@@ -41,6 +41,10 @@ _WORDS = {
     "other_names": "of other names",
 }
 """Descriptions of the bins into which imported turns, calls and entries are counted."""
+_GROUPED = "their trace or messages group them"
+"""What replaces a session."""
+_SHOWN = 20
+"""Maximum number of kinds of faults that are shown."""
 
 
 @command(
@@ -106,10 +110,17 @@ def import_logs(
     if as_json:
         say_json({"output": str(target), **found.to_dict()})
         return
-    for fault in found.shown_faults():
-        notices.print(fault, markup=False, soft_wrap=True)
+    _print_faults(list(found.shown_faults()))
     for line in [*_summary(found), f"{target}: {found.rows} {rows}"]:
         results.print(line, markup=False, soft_wrap=True)
+
+
+def _print_faults(faults: Sequence[str]) -> None:
+    """Print the first kinds of faults, and the number of the others."""
+    for fault in faults[:_SHOWN]:
+        notices.print(fault, markup=False, soft_wrap=True)
+    if len(faults) > _SHOWN:
+        notices.print(f"{len(faults) - _SHOWN} other kinds of faults; --json lists them", markup=False)
 
 
 def _decoder(model: str) -> Decode:
@@ -138,7 +149,7 @@ def _summary(found: LogAccount) -> list[str]:
         lines.append(f"score {found.score}: {_sum(found.scores, 'scores')}")
     for option, count in found.lacking.items():
         by_task = option == "--task"
-        instead = "the first user message is their task" if by_task else "their trace or messages group them"
+        instead = "their session, or else the first user message, names the task" if by_task else _GROUPED
         lines.append(f"{option}: {count} entries lack the field; {instead}")
     if found.replaced_rewards:
         lines.append(

@@ -6,7 +6,8 @@ Keys are in camel case (API, exports of the UI) or in snake case (exports to blo
   langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields). Enriched exports also hold `session_id`;
 - a trace: `id`, `timestamp`, `sessionId`, and in a download also `observations` and `scores`;
 - a score: `name`, `value`, `dataType`, and the `observationId`, `traceId` or `sessionId` of the scored object. A
-  boolean score is 1 or 0. A categorical score is read if its text is a number or means thumbs up or down.
+  boolean score is 1 or 0. A categorical score is read if its text is a number or means thumbs up or down, or if its
+  configuration (`configId`) maps the text to a number.
 
 `input` and `output` are in the client's format: messages, request or response bodies of an API, or text. Each may be
 JSON text.
@@ -19,7 +20,16 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, Trace
+from perturn.formats.logs.log_entries import (
+    Call,
+    Entry,
+    Fields,
+    LostEntry,
+    Score,
+    Trace,
+    of_another,
+    score_of,
+)
 from perturn.formats.logs.log_values import (
     at_path,
     first,
@@ -110,13 +120,13 @@ def _entries(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[En
 
 def _score(held: Mapping[str, Any], where: str) -> Iterator[Entry]:
     """Yield a score."""
-    value = score_value(held.get("value"))
-    value = score_value(first(held, "stringValue", "string_value")) if value is None else value
+    value, said = held.get("value"), first(held, "stringValue", "string_value")
+    if first(held, "dataType", "data_type") == "CATEGORICAL" and said is not None:
+        is_mapped = score_value(said) is None and first(held, "configId", "config_id") is not None
+        value = value if is_mapped else said
     of = text_id(first(held, "observationId", "observation_id", *_TRACE_ID, *_SESSION_ID))
-    if value is None or of is None:
-        yield LostEntry(where, "no_call")
-    else:
-        yield Score(text_id(held["name"]) or "score", value, of)
+    found = score_of(text_id(held["name"]) or "score", said if value is None else value)
+    yield of_another(found, of, where)
 
 
 def _scores_within(held: Mapping[str, Any]) -> Iterator[Entry]:

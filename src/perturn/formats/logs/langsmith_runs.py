@@ -19,7 +19,7 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, of_another, score_of
 from perturn.formats.logs.log_values import (
     at_path,
     first,
@@ -55,12 +55,8 @@ def read_langsmith(records: Iterator[Record], fields: Fields) -> Iterator[Entry]
 
 def _feedback(record: Mapping[str, Any], where: str) -> Iterator[Entry]:
     """Yield the score of a record of feedback."""
-    value = score_value(first(record, "score", "value"))
-    of = text_id(record.get("run_id"))
-    if value is None or of is None:
-        yield LostEntry(where, "no_call")
-    else:
-        yield Score(text_id(record["key"]) or "feedback", value, of)
+    found = score_of(text_id(record["key"]) or "feedback", first(record, "score", "value"))
+    yield of_another(found, text_id(record.get("run_id")), where)
 
 
 def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perturn.formats.json_stream import Record
@@ -16,23 +16,28 @@ Lost = Literal["broken", "no_answer", "unsupported", "no_call"]
 cannot use a part of it, such as an image. no_call: it is no call of a model, but for example the run of a tool."""
 
 
+_LONGEST = 200
+"""Maximum length of a value that is no score, in characters. A longer text is cut."""
+
+
 @dataclass(frozen=True)
 class Score:
     """A number that a person or program gave to a call, a trace or a session."""
 
     name: str
     value: float | None
-    """The number; None if the log holds a text that is no score, such as `4 of 5`."""
+    """The number; None if the log holds a value that is no score, such as the text `4 of 5`."""
     of: str
     """Id of the scored call, trace or session; empty if the record of the scored call holds the score."""
     text: str = ""
-    """The text, if it is no score."""
+    """The value as text, if it is no score."""
 
 
-def score_of(name: str, held: str | float) -> Score:
+def score_of(name: str, held: Any) -> Score:
     """Return the score of the record that holds it, also if the value is no score."""
     value = score_value(held)
-    return Score(name, value, "", str(held) if value is None else "")
+    unreadable = "" if value is not None or held is None else str(held)[:_LONGEST]
+    return Score(name, value, "", unreadable)
 
 
 def no_score(found: Score) -> str:
@@ -142,6 +147,19 @@ class Fields:
 
 Reader = Callable[[Iterator[Record], Fields], Iterator[Entry]]
 """Read the records of a log. Each record holds any number of entries."""
+
+
+def of_another(found: Score, of: str | None, where: str) -> Score | LostEntry:
+    """Return the score of a call, trace or session in another record, or the reason to leave the score out.
+
+    Args:
+        found: The score, from `score_of`.
+        of: Id of the scored call, trace or session; None if the record names none.
+        where: Location of the record.
+    """
+    if of is None or found.value is None:
+        return LostEntry(where, "no_call", no_score(found) if found.text and of is not None else "")
+    return replace(found, of=of)
 
 
 @dataclass(frozen=True)

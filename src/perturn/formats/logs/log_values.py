@@ -45,6 +45,8 @@ _DOWN = (
 )
 _THUMBS = {**dict.fromkeys(_UP, 1.0), **dict.fromkeys(_DOWN, 0.0)}
 """Words of feedback, each with its score."""
+_TEXTS = frozenset({"comment", "comments", "explanation", "reason", "reasoning", "note", "notes", "text"})
+"""Keys of texts that accompany scores. A text such as `good` is no score there."""
 
 
 def unpacked(value: Any, where: str) -> Any:
@@ -162,7 +164,7 @@ def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]
         yield text_id(first(held, "name", "key")) or name, value
         return
     for key, each in held.items():
-        if (value := score_value(each)) is not None:
+        if key not in _TEXTS and (value := score_value(each)) is not None:
             yield mended(str(key)[:_LONGEST]), value
 
 

@@ -10,7 +10,7 @@ from perturn.errors import DataError, did_you_mean
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.langfuse_observations import is_langfuse, read_langfuse
 from perturn.formats.logs.langsmith_runs import is_langsmith, read_langsmith
-from perturn.formats.logs.log_entries import Entry, Fields, LogFormat
+from perturn.formats.logs.log_entries import Entry, Fields, LogFormat, LostEntry
 from perturn.formats.logs.log_values import mapping, unpacked
 from perturn.formats.logs.otel_spans import is_otel, read_otel
 from perturn.formats.logs.request_logs import is_request_log, read_request_logs
@@ -69,12 +69,51 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
     source = open_source(file)
     records = (each for record in source.read() for each in _without_envelope(record))
     first = list(islice(records, _LOOKED_AT))
-    chosen = FORMATS[format_name or _recognized(first, source.name)]
-    yield from chosen.read(chain(first, records), fields or Fields())
+    if not first:
+        return
+    chosen = format_name or _recognized(first, source.name)
+    passed = _Passed(chain(first, records))
+    for entry in FORMATS[chosen].read(passed, fields or Fields()):
+        if isinstance(entry, LostEntry) and entry.why == "no_call" and not entry.reason:
+            yield _of_another_format(entry, passed.last, chosen)
+        else:
+            yield entry
 
 
-def format_of(file: Location, format_name: str | None = None) -> str:
-    """Return the name of a log's format.
+class _Passed:
+    """Iterate over records, and keep the last record that was read.
+
+    Args:
+        records: Records of a log.
+    """
+
+    def __init__(self, records: Iterator[Record]) -> None:
+        self._records = records
+        self.last: Record | None = None
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        self.last = next(self._records)
+        return self.last
+
+
+def _of_another_format(lost: LostEntry, record: Record | None, chosen: str) -> LostEntry:
+    """Return the lost entry with a reason, if its record has another format than its file."""
+    if record is None or isinstance(record.value, DataError) or FORMATS[chosen].knows(record.value):
+        return lost
+    other = next((name for name, each in FORMATS.items() if each.knows(record.value)), None)
+    if other is None:
+        return lost
+    reason = (
+        f"the record has the format {other}, but its file is read as {chosen}. Move it to a file of its own."
+    )
+    return replace(lost, why="unsupported", reason=reason)
+
+
+def format_of(file: Location, format_name: str | None = None) -> str | None:
+    """Return the name of a log's format; None if the file has no records.
 
     Raises:
         DataError: If the named format does not exist, or the records have no known format.
@@ -85,7 +124,8 @@ def format_of(file: Location, format_name: str | None = None) -> str:
         return format_name
     source = open_source(file)
     records = (each for record in source.read() for each in _without_envelope(record))
-    return _recognized(list(islice(records, _LOOKED_AT)), source.name)
+    first = list(islice(records, _LOOKED_AT))
+    return _recognized(first, source.name) if first else None
 
 
 def _recognized(records: list[Record], name: str) -> str:

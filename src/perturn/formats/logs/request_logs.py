@@ -25,7 +25,7 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, no_score, score_of
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, of_another, score_of
 from perturn.formats.logs.log_values import (
     at_path,
     first,
@@ -115,10 +115,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         if not scores or not ids:
             yield LostEntry(where, "no_call")
         for one in scores if ids else ():
-            if one.value is None:
-                yield LostEntry(where, "no_call", no_score(one))
-            else:
-                yield Score(one.name, one.value, ids[0])
+            yield of_another(one, ids[0], where)
         return
     metadata = mapping(record.get("metadata"))
     requested = mapping(request.get("metadata"))
@@ -266,11 +263,9 @@ def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
 
 
 def named_score(record: Mapping[str, Any], fields: Fields) -> tuple[Score, ...]:
-    """Return the score in the field that the user names; empty if the field is empty or holds no text or number."""
+    """Return the score in the field that the user names; empty if the field is empty or none is named."""
     held = None if fields.score is None else at_path(record, fields.score)
-    if fields.score is None or held in (None, "") or not isinstance(held, str | int | float):
-        return ()
-    return (score_of(fields.score, held),)
+    return () if fields.score is None or held in (None, "") else (score_of(fields.score, held),)
 
 
 def session_in(record: Mapping[str, Any], fields: Fields, *metadata: Mapping[str, Any]) -> str | None:

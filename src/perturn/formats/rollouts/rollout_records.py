@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from perturn.data.records import LARGEST
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step, score_of
@@ -39,12 +40,10 @@ def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]
 
 
 def scores_of(record: Mapping[str, Any], fields: Fields, reward: Any) -> tuple[Score, ...]:
-    """Return the score of a rollout, from the user's field or else its reward; empty if it holds no text or number."""
+    """Return the score of a rollout, from the user's field or else its reward; empty if it has none."""
     name = REWARD if fields.score is None else fields.score
     held = reward if name == REWARD else at_path(record, name)
-    if held in (None, "") or not isinstance(held, str | int | float):
-        return ()
-    return (score_of(name, held),)
+    return () if held in (None, "") else (score_of(name, held),)
 
 
 def task_of(record: Mapping[str, Any], fields: Fields, usual: Any) -> str | None:
@@ -140,6 +139,8 @@ def numbers(value: Any, where: str, kind: type = float, length: int | None = Non
         isinstance(each, bool) or not isinstance(each, allowed) for each in value
     ):
         raise bad(where, f"a list of {'numbers' if kind is float else 'whole numbers'}", value)
+    if any(isinstance(each, int) and abs(each) > LARGEST for each in value):
+        raise DataError(f"{where}: expected numbers of at most {LARGEST:g}, got a larger one.")
     if length is not None and len(value) != length:
         raise DataError(f"{where}: expected {length} entries, one for each token, got {len(value)}.")
     return value

@@ -44,11 +44,26 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
     return scored or any("reward" in mapping(each) for each in messages)
 
 
+def _is_true(value: Any, where: str) -> bool:
+    """Return a field that is true or false, and may be missing.
+
+    Raises:
+        DataError: If the value is another one, such as the text `false`.
+    """
+    if value not in (None, True, False):
+        raise bad(where, "true or false", value)
+    return bool(value)
+
+
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield the rollout of a record. Each assistant message is a turn, unless its `weight` is 0."""
     if "messages" not in record:
         yield LostEntry(where, "no_call")
         return
+    if logged := _ANSWERS & record.keys():
+        raise DataError(
+            f"{where}: the record has {min(logged)} too, so that it is a request and no conversation."
+        )
     messages = listed(record["messages"], f"{where}: messages", "user")
     error = record.get("error")
     if record.get("system"):
@@ -56,7 +71,7 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     tools = tools_of(record.get("tools"), f"{where}: tools")
     rewards = _rewards(record, messages, where)
     steps = steps_of([], messages, where, tools, lambda message: message.get("weight") != 0, rewards)
-    cut = bool(record.get("truncated"))
+    cut = _is_true(record.get("truncated"), f"{where}: truncated")
     score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
     if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
@@ -77,8 +92,14 @@ def _rewards(record: Mapping[str, Any], messages: Sequence[Any], where: str) -> 
     """Return the reward of each assistant message; empty if there are none.
 
     Raises:
-        DataError: If a reward is no number.
+        DataError: If a reward is no number, or belongs to a message that is no turn.
     """
+    for index, each in enumerate(map(mapping, messages)):
+        if each.get("role") != "assistant" and each.get("reward") is not None:
+            raise DataError(
+                f"{where}: message {index}: a reward belongs to an assistant message, got one on a message with the "
+                f"role {each.get('role')!r}."
+            )
     said = [mapping(each) for each in messages if mapping(each).get("role") == "assistant"]
     given, listed_too = [each.get("reward") for each in said], record.get(_REWARDS)
     if isinstance(listed_too, list):

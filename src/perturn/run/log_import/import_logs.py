@@ -153,10 +153,11 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
 
 def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, account: LogAccount) -> None:
     """Read the entries of all files into the database."""
-    formats = [format_of(file, settings.format) for file in files]
-    account.format = " + ".join(dict.fromkeys(formats))
+    found = [(file, format_of(file, settings.format)) for file in files]
+    formats = [(file, name) for file, name in found if name is not None]
+    account.format = " + ".join(dict.fromkeys(name for _, name in formats))
     counted: Counter[str | None] = Counter()
-    for file, format_name in zip(files, formats, strict=True):
+    for file, format_name in formats:
         for entry in read_log(file, format_name, settings.fields):
             match entry:
                 case Call():
@@ -165,6 +166,7 @@ def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, acc
                 case Rollout():
                     _add_rollout(spool, entry, f"log-{format_name}", account)
                     counted.update(_lacking(settings.fields, entry.task))
+                    counted["rollouts"] += 1
                 case Score():
                     spool.add_score(entry)
                 case Trace():
@@ -189,8 +191,12 @@ def _check_fields(fields: Fields, counted: Counter[str | None], account: LogAcco
     """Record how many entries lack a field that the user names.
 
     Raises:
-        DataError: If all entries lack it.
+        DataError: If all entries lack it, or if a session is named and each record is a whole episode.
     """
+    if fields.session is not None and counted[None] and counted["rollouts"] == counted[None]:
+        raise DataError(
+            f"--session has no effect on {account.format}, since each record is a whole episode. Leave it out."
+        )
     for option, path in (("--task", fields.task), ("--session", fields.session)):
         if not counted[option]:
             continue

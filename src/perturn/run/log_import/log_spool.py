@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -225,14 +225,24 @@ class LogSpool:
         return int(self._one("select count(*) from scores where value is null and name is ?", name) or 0)
 
     def by_episode(self, score: str | None) -> Iterator[list[Logged]]:
-        """Yield the calls of each episode, in the order of time, with their scores of the given name."""
+        """Yield the calls of each episode, in the order of time, with their scores of the given name.
+
+        A session or trace whose calls name several tasks is an episode for each task. A call without a task has the
+        task of the call before it, or else the first task that the session or trace names.
+        """
         rows = self._db.execute(
             "select episode, n, data, (select avg(value) from scores s where s.n = calls.n and s.name is ?) from calls "
             "order by episode, time, n",
             (score,),
         )
         for _, held in groupby(rows, key=lambda row: row[0]):
-            yield [Logged(n, json.loads(data), value) for _, n, data, value in held]
+            calls = [Logged(n, json.loads(data), value) for _, n, data, value in held]
+            task = next((call.held["task"] for call in calls if call.held["task"] is not None), None)
+            of_tasks: dict[str | None, list[Logged]] = {}
+            for call in calls:
+                task = task if call.held["task"] is None else call.held["task"]
+                of_tasks.setdefault(task, []).append(replace(call, held={**call.held, "task": task}))
+            yield from of_tasks.values()
 
     def add_episode(self, n: int, task: str, calls: int, line: bytes) -> None:
         """Add the trajectory of an episode, as a line of JSON, with the number of its calls; 0 for a whole rollout."""

@@ -1,0 +1,153 @@
+"""Logs whose records differ: in their format, in their task, or in the kind of their scores."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from perturn.errors import DataError
+from perturn.formats.logs.log_entries import Fields
+from support.call_records import call, chat, said, user
+
+EPISODE = {"messages": [user("q"), said("a")], "reward": 1}
+
+
+def test_a_record_of_another_format_says_so(bring):
+    """The first record chooses the format of a file. The others are not lost without a reason."""
+    account, found = bring(call("yes", user("q"), reward=1), EPISODE, {"note": 1})
+
+    assert len(found) == 1
+    assert account.calls == {"turns": 1, "no_answer": 1, "no_call": 1}
+    account, found = bring(EPISODE, {"session_id": "s", **call("no", user("q")), "reward": 0}, {"note": 1})
+    assert len(found) == 1
+    assert account.calls == {"rollouts": 1, "unsupported": 1, "no_call": 1}
+    (fault,) = account.shown_faults()
+    assert "log.jsonl:2: the record has the format requests, but its file is read as conversations" in fault
+
+
+def test_a_request_among_conversations_is_no_conversation(bring):
+    """The messages before a response may hold earlier answers, which the reward is not of."""
+    request = {"messages": [user("q"), said("first"), user("more")], "response": said("last"), "reward": 0.5}
+
+    account, found = bring(EPISODE, request)
+
+    assert len(found) == 1
+    assert account.calls == {"rollouts": 1, "unsupported": 1}
+    assert "the record has response too" in next(account.shown_faults())
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (
+            {"messages": [user("q"), said("a"), user("ok") | {"reward": 1}]},
+            "one on a message with the role 'user'",
+        ),
+        ({**EPISODE, "truncated": "false"}, "truncated: expected true or false, got 'false'"),
+    ],
+)
+def test_values_in_the_wrong_place_are_faults(record, fault, bring):
+    account, found = bring(EPISODE, record)
+
+    assert len(found) == 1
+    assert account.calls == {"rollouts": 1, "unsupported": 1}
+    assert fault in next(account.shown_faults())
+
+
+def test_a_session_with_several_tasks_is_an_episode_for_each(bring):
+    """Pairs never span two tasks. A call without a task has the task of the call before it."""
+    first = chat("s", "a", "b", "c", reward=1)
+    first[0]["metadata"], first[2]["metadata"] = {"task": "one"}, {"task": "two"}
+    first[1]["reward"] = 0.5
+    second = chat("z", "a", "b", reward=0)
+    second[1]["metadata"] = {"task": "one"}
+
+    account, found = bring(*first, *second, fields=Fields(task="metadata.task"))
+
+    assert [(one.task.id, one.sample, len(one.turns)) for one in found] == [
+        ("one", 0, 2),
+        ("one", 1, 2),
+        ("two", 0, 1),
+    ]
+    assert account.lacking == {"--task": 2}
+
+
+def test_a_session_of_whole_episodes_is_an_error(bring):
+    with pytest.raises(DataError, match="--session has no effect on conversations"):
+        bring(EPISODE, fields=Fields(session="metadata.chat"))
+
+
+def test_an_empty_file_beside_others_is_no_error(bring, tmp_path):
+    """Logs that rotate leave empty files. A log of empty files alone is an error."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+
+    account, found = bring(empty, EPISODE)
+
+    assert len(found) == 1
+    assert account.format == "conversations"
+    with pytest.raises(DataError, match=r"empty\.jsonl holds no call with an answer"):
+        bring(empty)
+
+
+@pytest.mark.parametrize("held", [{"value": "much"}, [1], "4/5"])
+def test_a_named_score_that_is_no_number_is_counted(held, bring):
+    account, _ = bring(
+        call("a", user("q"), stars=1), call("b", user("q"), stars=held), fields=Fields(score="stars")
+    )
+
+    assert (account.scores["used"], account.scores["unreadable"]) == (1, 1)
+    assert "expected a number, true, false, or thumbs such as up" in next(account.shown_faults())
+
+
+def test_a_comment_beside_a_rating_is_no_score(bring):
+    """The comment `good` would be a second score, and the log would have two names of scores."""
+    account, (found,) = bring(call("a", user("q"), feedback={"rating": 0, "comment": "good"}))
+
+    assert (account.score, found.total_reward) == ("rating", 0.0)
+
+
+GENERATION = {"id": "g", "type": "GENERATION", "traceId": "t", "input": [user("q")], "output": said("a")}
+CATEGORY = {"name": "quality", "dataType": "CATEGORICAL", "observationId": "g", "value": 0}
+
+
+@pytest.mark.parametrize(
+    ("category", "reward"),
+    [
+        ({"stringValue": "good"}, 1.0),
+        ({"stringValue": "middling", "configId": "c", "value": 0.5}, 0.5),
+        ({"stringValue": "middling"}, None),
+    ],
+)
+def test_a_category_is_a_score_if_its_text_or_its_configuration_says_so(category, reward, bring):
+    """Langfuse writes the value 0 for a category that no configuration maps to a number."""
+    account, (found,) = bring(GENERATION, CATEGORY | category)
+
+    if reward is None:
+        assert account.score is None
+        assert "quality: expected a number, true, false" in next(account.shown_faults())
+    else:
+        assert (account.score, found.total_reward) == ("quality", reward)
+
+
+def test_feedback_of_langsmith_that_is_no_number_is_a_fault(bring):
+    run = {"id": "r", "run_type": "llm", "inputs": {"messages": [user("q")]}, "outputs": said("a")}
+
+    account, _ = bring(run, {"run_id": "r", "key": "quality", "score": None, "value": "middling"})
+
+    assert account.calls == {"turns": 1, "no_call": 1}
+    assert "quality: expected a number" in next(account.shown_faults())
+
+
+def test_the_command_shows_few_kinds_of_faults_and_says_where_all_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("perturn.cli.log_commands._SHOWN", 1)
+    monkeypatch.chdir(tmp_path)
+    broken = json.dumps({**EPISODE, "truncated": "no"})
+    (tmp_path / "log.jsonl").write_text(f"{json.dumps(EPISODE)}\n{{ broken\n{broken}\n{broken}\n")
+
+    printed = CliRunner().invoke(app, ["import-logs", "log.jsonl"]).output
+
+    assert "broken: log.jsonl:2" in printed
+    assert "unsupported: log.jsonl:3" not in printed
+    assert "1 other kinds of faults; --json lists them" in printed
