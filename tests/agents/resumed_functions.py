@@ -6,7 +6,7 @@ import os
 import random
 from contextlib import suppress
 
-from openai import APITimeoutError
+from openai import APIStatusError, APITimeoutError
 
 
 async def rollout(task, client):
@@ -136,3 +136,18 @@ async def swapped(task, client):
         said = [{"role": "user", "content": f"Part {part}."}]
         await client.chat.completions.create(model="policy", messages=said)
     return 1.0
+
+
+async def punishing(task, client):
+    """Give each turn a reward of 0.5, and the last turn before a rejected request another one."""
+    url = os.environ["PERTURN_SESSION"] + "/reward"
+    said, given = [{"role": "user", "content": "Go."}], None
+    try:
+        for _ in range(4):
+            given = await client.chat.completions.create(model="policy", messages=said)
+            await client.post(url, body={"response": given.id, "reward": 0.5}, cast_to=object)
+            said = [*said, given.choices[0].message, {"role": "user", "content": "Go on."}]
+    except APIStatusError:
+        await client.post(url, body={"response": given.id, "reward": -1}, cast_to=object)
+        raise
+    return None

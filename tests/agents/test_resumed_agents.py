@@ -290,3 +290,18 @@ def test_a_pause_within_several_answers_is_no_window(tmp_path):
 
     assert episode.status is Status.FAILED
     assert "paused within a request for several answers" in episode.error
+
+
+def test_a_reward_that_is_posted_after_the_pause_is_of_no_turn(tmp_path):
+    """A program takes the rejected request for a failure; the rewards are those before the pause."""
+    part = section(tmp_path, "punishing")
+    (task,) = make_environment(part).tasks("train")
+    whole = run(part, Job(task, 7, 0), Counting())
+    assert [turn.reward for turn in whole.turns] == [0.5] * 4
+
+    first = run(part, Job(task, 7, 0, window=2), Counting())
+    second = run(part, Job(task, 7, 0, first, window=1), Counting())
+
+    assert first.status is second.status is Status.UNFINISHED
+    assert ([turn.reward for turn in first.turns], first.total_reward) == ([0.5, 0.5], 1.0)
+    assert ([turn.reward for turn in second.turns], second.total_reward) == ([0.5, 0.5, 0.5], 1.5)

@@ -42,7 +42,7 @@ _WORDS = {
 }
 """Descriptions of the bins into which imported turns, calls and entries are counted."""
 _GROUPED = "their trace or messages group them"
-"""What replaces a session."""
+"""How entries without a session form episodes."""
 _SHOWN = 20
 """Maximum number of kinds of faults that are shown."""
 

@@ -156,6 +156,13 @@ class Line:
         except RunError:
             return None
 
+    def rewards(self) -> tuple[float, ...]:
+        """Return the rewards of the recorded turns; empty if the agent has ended the session."""
+        try:
+            return tuple(turn.reward for turn in self._endpoint.trajectory(self._session).turns)
+        except RunError:
+            return ()
+
     def is_rewarded(self) -> bool:
         """Return whether the agent has posted a reward."""
         try:

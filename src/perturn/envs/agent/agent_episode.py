@@ -57,6 +57,8 @@ class Conversation:
         """Whether the newest request was too long for the model's context window."""
         self.is_paused = False
         """Whether the episode stopped at a request, since it has all turns that were asked for."""
+        self.rewards: tuple[float, ...] = ()
+        """Rewards of the turns at the pause."""
         self._limits, self._abilities = limits, abilities
         self._early: list[Question] = []
         self._before: Question | None = (
@@ -83,7 +85,9 @@ class Conversation:
             if question.is_abandoned():
                 continue
             self.reached = self.reached or self._reached()
-            self.is_paused = self.is_paused or (not self.reached and replay.is_over(self.turns))
+            if not self.reached and not self.is_paused and replay.is_over(self.turns):
+                self._await_recorded(line)
+                self.is_paused, self.rewards = True, line.rewards()
             if self.reached or self.is_paused:
                 self._left = min(self._left, _GRACE_S)
                 why = self.reached or "the episode pauses here"
@@ -116,7 +120,7 @@ class Conversation:
             self._before = question if is_again or self._early else None
 
     def _await_recorded(self, line: Line) -> None:
-        """Wait until the given answers are recorded, so that parallel requests are recorded in their order."""
+        """Wait until the given answers are recorded, such as answers to parallel requests."""
         until = time.monotonic() + _GRACE_S
         while (count := line.turns()) is not None and count < self.turns and time.monotonic() < until:
             time.sleep(0.001)

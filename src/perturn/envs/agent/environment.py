@@ -197,7 +197,7 @@ class Agent:
             origin = job.begun.sample
             recorded = replace(recorded, seed=job.begun.seed, taken_over=replay.kept, origin=origin)
         if held.is_paused and recorded.status is Status.COMPLETED:
-            recorded = replace(recorded, status=Status.UNFINISHED, terminated=False)
+            recorded = _paused(recorded, held.rewards)
         if recorded.status is not Status.FAILED and (fault := replay.fault(recorded, held.is_paused)):
             recorded = replace(recorded, status=Status.FAILED, success=False, error=fault)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
@@ -243,6 +243,18 @@ def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory
     if process is not None:
         process.kill()
     return line.finish(**outcome)
+
+
+def _paused(recorded: Trajectory, rewards: Sequence[float]) -> Trajectory:
+    """Return an episode that paused, with the rewards of its turns at the pause.
+
+    An agent may take the pause for a failure, and give its last turn another reward.
+    """
+    given = [*rewards, *[0.0] * len(recorded.turns)]
+    turns = tuple(replace(turn, reward=reward) for turn, reward in zip(recorded.turns, given, strict=False))
+    return replace(
+        recorded, turns=turns, total_reward=sum(rewards), status=Status.UNFINISHED, terminated=False
+    )
 
 
 def _program(program: str, setting: str) -> str:
