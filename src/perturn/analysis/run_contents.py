@@ -76,7 +76,7 @@ class RecordedRun:
     @property
     def stages(self) -> Mapping[str, Mapping[str, Any]]:
         """Seconds, peak memory and counts of each stage."""
-        stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
+        stages: Mapping[str, Mapping[str, Any]] = self.manifest["stages"]
         return stages
 
     @property
@@ -116,19 +116,19 @@ def read_run(path: Path) -> RecordedRun:
     if not path.is_dir():
         fault = "is no folder" if path.exists() else "does not exist"
         raise RunError(f"run folder {str(path)!r} {fault}. Give the folder that `perturn run` made.")
-    manifest = read_manifest(path) or {}
-    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
+    manifest = read_manifest(path)
+    files: Mapping[str, Mapping[str, Any]] = manifest["files"]
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
     refuse_damage(path, finished)  # shared files and files of a running stage are not checked
     paths = RunPaths(path)
-    evaluated = paths.evaluated(manifest.get("stages") or {})
+    evaluated = paths.evaluated(manifest["stages"])
     evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
     mark = _shown(paths)
     pairs = read_pairs(paths.pairs(mark)) if paths.pairs(mark).exists() else []
     recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
     notes = _missing(paths, mark, evaluation, settings)
-    iterations = read_iterations(paths, manifest.get("stages") or {})
+    iterations = read_iterations(paths, manifest["stages"])
     loss = read_note(paths.loss(mark), Loss) or {}
     confidence, misfits = _confidence(paths, mark, len(pairs))
     reference = read_sides(paths.reference(mark), Reference)

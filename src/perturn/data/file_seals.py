@@ -110,20 +110,25 @@ def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a run folder; None if it has no manifest.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a run folder, with the keys `stages` and `files`. Both are empty if it has no manifest.
 
     Raises:
         RunError: If the file is not a manifest.
     """
     file = RunPaths(folder).manifest
     manifest = read_note(file, Manifest)
-    if manifest is not None and "stages" not in manifest:
+    if manifest is None:
+        return {"stages": {}, "files": {}}
+    if "stages" not in manifest:
         raise RunError(f"{file} is no manifest: it has no stages; restore it or remove the run folder.")
-    return manifest and {
-        **manifest,
-        "stages": {name: _known(note) for name, note in manifest["stages"].items()},
-    }
+    stages = {name: _known(note) for name, note in manifest["stages"].items()}
+    return {"files": {}, **manifest, "stages": stages}
+
+
+def done_stages(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the names of the stages that are done, from a manifest."""
+    return {name for name, note in manifest["stages"].items() if note.get("done")}
 
 
 def sealed_digests(manifest: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
@@ -133,7 +138,7 @@ def sealed_digests(manifest: Mapping[str, Any], names: Collection[str]) -> dict[
         manifest: Manifest of the run.
         names: Paths in the run of files, and of checkpoints, which stand for all their files.
     """
-    seals = manifest.get("files", {}).items()
+    seals = manifest["files"].items()
     return {file: one["sha256"] for file, one in seals if file in names or checkpoint_of(file) in names}
 
 

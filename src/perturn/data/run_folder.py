@@ -84,17 +84,18 @@ class Run:
         with writing(self.folder):
             for folder in self.paths.folders:
                 folder.mkdir(exist_ok=True)
-        self.manifest = read_manifest(self.folder) or {
-            "recipe": self.recipe.name,
-            "seed": self.recipe.seed,
-            "commit": commit(),
-            "versions": versions(self.recipe),
-            "hardware": hardware(),
-            "data": {},
-            "stages": {},
-        }
-        files, removed = without_removed(self.folder, self.manifest.get("files", {}))
-        self.manifest["files"] = files
+        self.manifest = read_manifest(self.folder)
+        if not self.paths.manifest.is_file():
+            self.manifest = {
+                "recipe": self.recipe.name,
+                "seed": self.recipe.seed,
+                "commit": commit(),
+                "versions": versions(self.recipe),
+                "hardware": hardware(),
+                "data": {},
+                **self.manifest,
+            }
+        self.manifest["files"], removed = without_removed(self.folder, self.manifest["files"])
         for stage in removed:
             self.reopen(stage)
 
@@ -149,8 +150,8 @@ class Run:
         Raises:
             RunError: If a file has changed since the other run wrote it.
         """
-        other = read_manifest(theirs) or {"stages": {}}
-        note, seals = other["stages"].get(stage, {}), other.get("files", {})
+        other = read_manifest(theirs)
+        note, seals = other["stages"].get(stage, {}), other["files"]
         own = {file: one for file, one in seals.items() if one["stage"] == stage}
         if not note.get("done") or not own:
             return False

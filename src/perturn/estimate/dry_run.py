@@ -118,8 +118,8 @@ def make_plan(
     recipe = ruled(resolve_recipe(source, overrides))
     refuse_early(recipe, command)
     folder = run_folder(recipe)
-    manifest = read_manifest(folder) or {}
-    refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
+    manifest = read_manifest(folder)
+    refuse_damage(folder, without_removed(folder, manifest["files"])[0])
     task_lists = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, backend, machine = engine_settings(recipe), backend_settings(recipe), None
@@ -137,7 +137,7 @@ def make_plan(
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     how += side_model_costs(recipe, found)
-    done, steps = manifest.get("stages", {}), []
+    done, steps = manifest["stages"], []
     for stage in stages(recipe):
         if command in (None, stage.command):
             work, seconds, memory = _cost(recipe, stage, found, machine)

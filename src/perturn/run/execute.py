@@ -16,7 +16,7 @@ from perturn.chat.tokens import Renderer
 from perturn.config.parsing import to_yaml
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage, makes, own_files, stages
-from perturn.data.file_seals import Seals, read_manifest, refuse_damage
+from perturn.data.file_seals import Seals, done_stages, read_manifest, refuse_damage
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.display.live_iterations import Iterations, doing, shows_iterations
@@ -148,9 +148,8 @@ def _refuse_offload(recipe: Recipe) -> None:
 
 def _waiting_trainings(recipe: Recipe) -> list[str]:
     """Return the names of the training stages that are not done."""
-    manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
-    trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
-    return [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
+    done = done_stages(read_manifest(run_folder(recipe)))
+    return [stage.name for stage in stages(recipe) if stage.command == "train" and stage.name not in done]
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from perturn.chat.model_names import adapters_in, base_of, resolve_model
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, explored_before, learned_from, stages
-from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
+from perturn.data.file_seals import Seals, done_stages, file_digest, read_manifest, refuse_damage
 from perturn.data.run_files import Stamp, read_note
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import OPTIMIZER, RunPaths
@@ -61,8 +61,8 @@ class Maker:
     @property
     def episodes(self) -> int:
         """Number of episodes in `explored`."""
-        stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
-        return int((stage.get("counts") or {}).get("episodes") or 0)
+        stage = read_manifest(self.folder)["stages"].get(self.explored.stem, {"counts": {}})
+        return int(stage["counts"].get("episodes") or 0)
 
     def lack(self, needs: Needs) -> str | None:
         """Return why the run cannot provide a need of a selector; None if it can."""
@@ -87,8 +87,8 @@ class Maker:
             PerturnError: If the stage is not done, or a file is missing or has changed.
         """
         check_none([self.lack(needs)])
-        manifest = read_manifest(self.folder) or {"stages": {}}
-        seals, found = manifest.get("files", {}), Seals()
+        manifest = read_manifest(self.folder)
+        seals, found = manifest["files"], Seals()
         for policy in self._read(needs):
             self._require_done(manifest, next(one.name for one in self._training if one.policy == policy))
             own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
@@ -126,7 +126,7 @@ class Maker:
         return [self.policy, *([start] if is_own and start else [])]
 
     def _require_done(self, manifest: Mapping[str, Any], stage: str) -> None:
-        if not manifest["stages"].get(stage, {}).get("done"):
+        if stage not in done_stages(manifest):
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, needs: Needs) -> dict[str, str]:

@@ -19,7 +19,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
 from perturn.config.stages import stages
 from perturn.data.code_inputs import files_beside
-from perturn.data.file_seals import read_manifest, without_removed
+from perturn.data.file_seals import done_stages, read_manifest, without_removed
 from perturn.data.input_digests import (
     Change,
     Files,
@@ -66,9 +66,9 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
         command: The single command, such as `train`. None: all stages.
     """
     folder = run_folder(recipe)
-    manifest = read_manifest(folder) or {"stages": {}}
-    _, removed = without_removed(folder, manifest.get("files", {}))
-    done = {name for name, note in manifest["stages"].items() if note.get("done")} - removed
+    manifest = read_manifest(folder)
+    _, removed = without_removed(folder, manifest["files"])
+    done = done_stages(manifest) - removed
     for change in changes(manifest.get("inputs") or {}):
         waits = _reader(recipe, change.setting, command, done) if change.gone else None
         if change.gone and waits is None:
@@ -122,7 +122,7 @@ def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[
 
 def tell_changed(folder: Path) -> None:
     """Print which inputs have changed since the run was made, for readers of its results."""
-    for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
+    for change in changes(read_manifest(folder).get("inputs") or {}):
         if not change.gone:
             console.print(f"{folder}: {change}", style="yellow", markup=False, soft_wrap=True)
 

@@ -50,7 +50,7 @@ def verify(folder: Path) -> Verified:
     """
     own = begun(folder).manifest
     manifest = read_manifest(folder)
-    if not manifest or not manifest.get("files"):
+    if not manifest["files"]:
         raise RunError(
             f"{folder} has no sealed file to verify: no stage is done, or an older version made it."
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from perturn.data.episode_outcomes import Outcome, read_outcomes
-from perturn.data.file_seals import read_manifest, sealed_digests
+from perturn.data.file_seals import done_stages, read_manifest, sealed_digests
 from perturn.data.run_files import read_note
 from perturn.data.run_paths import RunPaths
 from perturn.io.atomic_write import write_whole
@@ -25,11 +24,10 @@ TASK_LISTS: tuple[TaskListName, ...] = ("tune", "test")
 
 def is_done(cell: Cell, task_list: TaskListName) -> bool:
     """Return whether a cell's run is finished and, for the test tasks, whether its policy is scored too."""
-    done = _stages(cell.folder)
-    whole = all(done.get(name, {}).get("done") for name in cell.stages)
+    whole = done_stages(read_manifest(cell.folder)) >= set(cell.stages)
     if not whole or task_list == "tune":
         return whole
-    return bool(_stages(cell.scored).get("evaluate-base", {}).get("done")) and not _is_stale(cell)
+    return "evaluate-base" in done_stages(read_manifest(cell.scored)) and not _is_stale(cell)
 
 
 def forget_stale(cell: Cell) -> None:
@@ -73,28 +71,25 @@ def _weights(cell: Cell) -> dict[str, str]:
     read += [maker.explored] if "explored" in needs else []
     read += [paths.checkpoint(maker.start)] if "start" in needs and maker.start else []
     names = {paths.name(each) for each in read}
-    manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
-    return sealed_digests(manifest, names)
-
-
-def _stages(folder: Path) -> dict[str, Any]:
-    """Return the stages recorded in the manifest of a run; empty if the run does not exist."""
-    manifest = read_manifest(folder) if folder.is_dir() else None
-    found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
-    return found
+    return sealed_digests(read_manifest(cell.folder), names)
 
 
 def seconds(cell: Cell, task_list: TaskListName) -> float:
     """Return the time of all stages of a cell in seconds, including stages that were copied from other runs."""
     folders = [cell.folder] if task_list == "tune" else [cell.folder, cell.scored]
-    found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
+    found = [
+        float(note.get("seconds", 0.0))
+        for folder in folders
+        for note in read_manifest(folder)["stages"].values()
+    ]
     return round(sum(found), 1)
 
 
 def peak_gb(cell: Cell) -> float:
     """Return the peak memory of a cell's run, in GB."""
     return max(
-        (float(note.get("peak_memory_gb", 0.0)) for note in _stages(cell.folder).values()), default=0.0
+        (float(note.get("peak_memory_gb", 0.0)) for note in read_manifest(cell.folder)["stages"].values()),
+        default=0.0,
     )
 
 

@@ -17,7 +17,7 @@ from perturn.chat.model_names import is_local
 from perturn.config.outside_files import named_inputs
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import Stage, is_read, stages
-from perturn.data.file_seals import read_manifest
+from perturn.data.file_seals import done_stages, read_manifest
 from perturn.data.run_folder import Run, counted_settings
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, check_known
@@ -61,7 +61,7 @@ def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
     If the run recorded its inputs, these are the inputs that have changed. Runs of earlier versions recorded none. Then
     all local data and models may have changed, except files that the environment reads.
     """
-    recorded = (read_manifest(folder) or {}).get("inputs")
+    recorded = read_manifest(folder).get("inputs")
     if recorded is not None:
         return [each.setting for each in changes(recorded)]
     named = [each for each in named_inputs(recipe) if not is_read(each.setting, ["environment"])]
@@ -107,7 +107,7 @@ class Sharing:
     def look(self, cell: Cell) -> None:
         """Register the stages that the run of a cell has finished by now."""
         own = self._identities[cell.folder]
-        self._done.update(own[name] for name in done_stages(cell.folder) if name in own)
+        self._done.update(own[name] for name in done_stages(read_manifest(cell.folder)) if name in own)
 
     def to_make(self, cell: Cell) -> set[str]:
         """Return the digests of a cell's stages that no run has finished."""
@@ -120,12 +120,12 @@ class Sharing:
             SHA-256 digests, by the name of the stage and a digest of its settings. Equal keys with unequal values are
             two trainings of one stage, for example on unequal hardware. Of iterations there are none.
         """
-        manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
+        manifest = read_manifest(cell.folder)
         found = {}
         for name, identity in self._identities[cell.folder].items():
             sealed = sorted(
                 (file, one["sha256"])
-                for file, one in manifest.get("files", {}).items()
+                for file, one in manifest["files"].items()
                 if one["stage"] == name and file.endswith(".safetensors")
             )
             if sealed:
@@ -159,17 +159,12 @@ class Sharing:
         return tuple(need for need in stage.needs if need in own and own[need] == theirs.get(need))
 
 
-def done_stages(folder: Path) -> set[str]:
-    """Return the names of the finished stages of a run; empty if the run does not exist."""
-    manifest = read_manifest(folder) if folder.is_dir() else None
-    return {name for name, note in (manifest or {"stages": {}})["stages"].items() if note.get("done")}
-
-
 def held_stages(folder: Path) -> set[str]:
     """Return the names of the finished stages of a run whose files all exist."""
-    files = (read_manifest(folder) or {}).get("files", {})
+    manifest = read_manifest(folder)
+    files = manifest["files"]
     gone = {one["stage"] for file, one in files.items() if not (folder / file).is_file()}
-    return done_stages(folder) & {one["stage"] for one in files.values()} - gone
+    return done_stages(manifest) & {one["stage"] for one in files.values()} - gone
 
 
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:

@@ -65,7 +65,7 @@ def refuse_changed_inputs(cells: Iterable[Cell]) -> None:
     """
     for cell in cells:
         for folder in (cell.folder, cell.scored):
-            for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
+            for change in changes(read_manifest(folder).get("inputs") or {}):
                 if not change.gone:
                     raise RunError(
                         f"{cell.label}: {change}: restore the file, or give the study another name (name=...)."

@@ -10,7 +10,7 @@ from typing import cast
 from perturn.config.compatibility import explorer_name, providers
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage, policy_of
-from perturn.data.file_seals import read_manifest, refuse_damage
+from perturn.data.file_seals import done_stages, read_manifest, refuse_damage
 from perturn.data.forks import Forks
 from perturn.data.origins import best_by_task
 from perturn.data.run_paths import RunPaths
@@ -141,10 +141,10 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
             f"the credit reads episodes that were resumed at turns of explored ones, and {file} is not there; explore "
             f"with explore.name={' or '.join(providers('branches'))}."
         )
-    manifest = read_manifest(paths.folder) or {}
-    if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):
+    manifest = read_manifest(paths.folder)
+    if f"branch{mark}" not in done_stages(manifest):
         raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
-    seal = manifest.get("files", {}).get(paths.name(file))
+    seal = manifest["files"].get(paths.name(file))
     refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
     return list(read_trajectories(file))
 

@@ -12,7 +12,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import Stage, stages
 from perturn.credit import Credit
-from perturn.data.file_seals import read_manifest, refuse_damage
+from perturn.data.file_seals import done_stages, read_manifest, refuse_damage
 from perturn.data.group_account import CreditRow, ledger, read_credits, write_credits
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
@@ -301,21 +301,20 @@ def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
     Raises:
         RunError: If no exploration is done, or a file of an exploration is damaged.
     """
-    manifest = read_manifest(paths.folder) or {}
-    done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
+    manifest = read_manifest(paths.folder)
+    done = done_stages(manifest)
     found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]
     if not found:
         raise RunError(f"{paths.folder} has explored nothing yet; run: perturn collect {paths.folder}")
     names = {paths.name(paths.trajectories(stage.name)) for stage in found}
-    seals = {file: one for file, one in manifest.get("files", {}).items() if file in names}
+    seals = {file: one for file, one in manifest["files"].items() if file in names}
     refuse_damage(paths.folder, seals)
     return found
 
 
 def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
     """Write a file of weights, unless a stage of the run has made it."""
-    manifest = read_manifest(paths.folder) or {}
-    if manifest.get("files", {}).get(paths.name(file), {}).get("stage") is None:
+    if read_manifest(paths.folder)["files"].get(paths.name(file), {}).get("stage") is None:
         write_credits(file, rows)
     elif read_credits(file) != rows:
         raise RunError(
