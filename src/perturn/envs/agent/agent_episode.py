@@ -61,9 +61,8 @@ class Conversation:
         """Rewards of the turns at the pause."""
         self._limits, self._abilities = limits, abilities
         self._early: list[Question] = []
-        self._before: Question | None = (
-            None  # newest answer, if it must be recorded before the next request's
-        )
+        self._before: Question | None = None
+        """Newest answered request, if its answer must be recorded before the next one."""
         self._tokens = 0
         self._left = limits.seconds
 
