@@ -150,4 +150,4 @@ async def punishing(task, client):
     except APIStatusError:
         await client.post(url, body={"response": given.id, "reward": -1}, cast_to=object)
         raise
-    return None
+    return

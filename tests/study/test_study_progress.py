@@ -1,16 +1,13 @@
 """Which cells are done when, and which point is chosen, seen with workers that only pretend."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from perturn.data.file_seals import read_manifest
 from perturn.study.cell_results import choose
 from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
 from perturn.study.settings import read_study
-from perturn.study.study_display import seconds_left
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
 from support.pretended import PretendedCrew, episode, states
@@ -97,13 +94,3 @@ def test_a_method_without_a_point_has_failed_on_the_test_task_list(study, tmp_pa
     ]
     assert failed[0]["error"].startswith("no point of its sweep was finished")
     assert {row["error"] for row in rows if row["method"] == "dpo" and row["panel"] == "tune"} == {"it broke"}
-
-
-def test_time_left_is_that_of_cells_like_those_done(study):
-    """Nothing is known before a cell is done, and nothing is left in the end."""
-    board, crew, conductor = study()
-
-    assert seconds_left(conductor) == 0
-    fresh = Conductor(Board(board.plan), crew, conductor.files)
-    assert seconds_left(fresh) is None
-    assert read_manifest(Path(next(board.plan.tuning()).folder))

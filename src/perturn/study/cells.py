@@ -36,6 +36,10 @@ Point = dict[str, Any]
 """Values of the swept settings, by dotted key."""
 
 
+Method = tuple[str, str]
+"""Names of an environment and a method."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study."""
@@ -50,6 +54,11 @@ class Cell:
     """Recipe of the run that trains the policy."""
     scoring: Mapping[str, Any]
     """Recipe of the run that scores the policy on the test tasks, without the model."""
+
+    @property
+    def of(self) -> Method:
+        """Names of the cell's environment and method."""
+        return self.environment, self.method
 
     @property
     def folder(self) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from perturn.study.cell_results import peak_gb
-from perturn.study.cells import Cell
+from perturn.study.cells import Cell, Method
 from perturn.study.stage_sharing import Sources
 from perturn.study.study_files import Files
 from perturn.study.study_progress import Board
@@ -65,16 +66,20 @@ class Conductor:
     tell: Callable[[Conductor], None] = lambda conductor: None
     """Function that is called whenever the progress may have changed."""
     running: dict[Path, Worker] = field(default_factory=dict)
-    spent: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Times of the finished cells in seconds. The key says whether a cell only had to be scored."""
-
+    spent: dict[tuple[Method, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Times of the cells that this call has finished, in seconds, by method and by whether the cell only had to be
+    scored."""
+    before: dict[tuple[Method, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Recorded times of the cells that were done before this call. They include stages copied from other cells."""
     peak_gb: float = 0.0
     """Peak memory of a cell by now, in GB."""
 
     def run(self) -> None:
         """Run all unfinished cells. Ctrl-C stops every worker, and the next call resumes the study."""
-        for cell, _ in self.board.cells():
+        for cell, task_list in self.board.cells():
             self.peak_gb = max(self.peak_gb, peak_gb(cell))
+            if self.board.state(cell, task_list) == "done":
+                self.before[cell.of, False].append(self.board.seconds(cell, task_list))
         try:
             while True:
                 self._start(self.crew.most(self.peak_gb))
@@ -113,4 +118,4 @@ class Conductor:
                 alone = self.board.scores_alone(worker.cell)
                 self.board.ended(worker.cell, worker.error())
                 self.peak_gb = max(self.peak_gb, peak_gb(worker.cell))
-                self.spent[alone].append(time.monotonic() - worker.began)
+                self.spent[worker.cell.of, alone].append(time.monotonic() - worker.began)

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +20,7 @@ from perturn.errors import RunError
 from perturn.study.cells import Cell, point_text
 from perturn.study.run_cells import Conductor
 from perturn.study.study_progress import Board
+from perturn.study.time_left import seconds_left
 
 _STATES = ("done", "failed", "to do")
 
@@ -105,19 +105,6 @@ def _stage(cell: Cell) -> str:
         if noted and "ended" not in noted:
             return noted["stage"] if folder == cell.folder else "test"
     return ""
-
-
-def seconds_left(conductor: Conductor) -> float | None:
-    """Return the expected time left in seconds, from the mean time of finished cells; None before the first."""
-    board, spent = conductor.board, conductor.spent
-    left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
-    left[True] += board.unknown
-    known = [each for kind in spent.values() for each in kind]
-    if not known:
-        return None
-    return sum(count * fmean(spent[alone] or known) for alone, count in left.items()) / conductor.crew.most(
-        conductor.peak_gb
-    )
 
 
 def cells_table(board: Board) -> Table:

@@ -10,9 +10,9 @@ from typing import Any
 
 from perturn.io.atomic_write import write_whole
 from perturn.study.cell_results import TaskListName, outcomes, seconds
-from perturn.study.cells import Cell, Point, point_text
+from perturn.study.cells import Cell, Method, Point, point_text
 from perturn.study.finished_cells import runs_of
-from perturn.study.study_progress import Board, Method
+from perturn.study.study_progress import Board
 from perturn.study.tables.episode_table import EPISODES, write_episodes
 from perturn.study.tables.study_records import PROTOCOLS, protocols_of
 

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perturn.data.episode_outcomes import Outcome
-from perturn.study.cell_results import TASK_LISTS, TaskListName, choose, is_done, outcomes
-from perturn.study.cells import Cell, Plan, Point
+from perturn.study.cell_results import TASK_LISTS, TaskListName, choose, is_done, outcomes, seconds
+from perturn.study.cells import Cell, Method, Plan, Point
 from perturn.study.finished_cells import Kept
 from perturn.study.rescore import Again
 from perturn.study.stage_sharing import Sharing, lent_runs
-
-Method = tuple[str, str]
-"""Names of an environment and a method."""
 
 
 class Board:
@@ -91,6 +88,11 @@ class Board:
         """Return whether a cell's run is done, so that only its score on the test tasks is missing."""
         return (cell.folder, "tune") in self._done
 
+    def seconds(self, cell: Cell, task_list: TaskListName) -> float:
+        """Return the recorded time of a done cell in seconds, including stages that were copied from other cells."""
+        row = self.kept.row(cell, task_list)
+        return seconds(cell, task_list) if row is None else float(row["seconds"] or 0.0)
+
     def ended(self, cell: Cell, error: str | None) -> None:
         """Record that the worker of a cell has ended."""
         self.sharing.look(cell)
@@ -104,7 +106,7 @@ class Board:
         for method, points in self.plan.points.items():
             if method in self.chosen:
                 continue
-            cells = [cell for cell in self.tuning if (cell.environment, cell.method) == method]
+            cells = [cell for cell in self.tuning if cell.of == method]
             if len(points) == 1:
                 self.chosen[method] = points[0]
             elif all(self.state(cell, "tune") != "to do" for cell in cells):
