@@ -135,7 +135,8 @@ def loss_found(turns: Measured, credit: Floats) -> float | None:
 
         sum A at argmin c / mean sum A2 at argmin A1        over episodes that did not solve their task
 
-    If the lowest credit of an episode is shared by several turns, their mean advantage is used.
+    If the lowest credit of an episode is shared by several turns, their mean advantage is used. The value is 1 for a
+    credit that chooses turns as well as half of the continuations does, and above 1 for a better credit.
 
     Source: Perturn. In the numerator the credit chooses the turn. In the denominator one half of the continuations
     chooses it, and the other half measures the loss.
