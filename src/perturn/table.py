@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, check_free, closest
 from perturn.io.plain_data import error_text
-from perturn.io.user_code import imported_name
+from perturn.io.user_code import imported_name, own_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -143,6 +144,7 @@ def check_names(
         ConfigError: If the class has such an attribute.
     """
     settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
+    _check_decorated(entry, kind, known)
     public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
     declared = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
     meant = declared | {name: name for name in known}
@@ -153,6 +155,19 @@ def check_names(
             remedy = " Begin the name of a helper with `_`." if callable(getattr(entry, name)) else ""
             raise ConfigError(
                 f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?{remedy}"
+            )
+
+
+def _check_decorated(entry: type, kind: str, known: Collection[str]) -> None:
+    """Reject a class whose settings are no settings, since it lacks the decorator of a dataclass."""
+    own = vars(entry)
+    if "__dataclass_fields__" in own or "__init__" in own:
+        return
+    for name, hint in inspect.get_annotations(entry).items():
+        if name in own and name not in known and not name.startswith("_") and "ClassVar" not in str(hint):
+            raise ConfigError(
+                f"{kind} {entry.__name__} has {name!r}, which is no setting without a decorator. Write "
+                "@dataclass(frozen=True) above the class, or ClassVar in the annotation."
             )
 
 
@@ -204,7 +219,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
         passes: Exceptions to re-raise unchanged.
 
     Raises:
-        ConfigError: One line, such as `credit 'mine' cannot be measured: TypeError: no number.`
+        ConfigError: One line, such as `credit 'mine' cannot be measured: TypeError: no number (at mine.py:7).`
     """
     try:
         yield
@@ -212,7 +227,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
         raise
     except Exception as error:
         text = " ".join(error_text(error).split())
-        raise ConfigError(f"{says}: {type(error).__name__}: {text}{remedy}") from error
+        raise ConfigError(f"{says}: {type(error).__name__}: {text}{own_line(error)}{remedy}") from error
 
 
 @contextmanager

@@ -64,8 +64,18 @@ def entry_named(kind: str, name: str) -> Any:
 
 
 def describe(kind: str) -> dict[str, str]:
-    """Return a one-line description of each entry of a table, by the entry's name."""
-    return {name: _first_line(entry) for name, entry in table(kind).items()}
+    """Return a one-line description of each entry of a table, by the entry's name.
+
+    An entry of a package that cannot be loaded is described by its error.
+    """
+    return {name: _description(kind, name) for name in table(kind)}
+
+
+def _description(kind: str, name: str) -> str:
+    try:
+        return _first_line(table(kind)[name])
+    except ConfigError as error:
+        return f"cannot be loaded: {error}"
 
 
 @dataclass(frozen=True)

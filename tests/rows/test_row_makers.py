@@ -101,7 +101,7 @@ def broken(**members):
         ({"traits": RowTraits("pair")}, "makes unknown rows 'pair'. Did you mean 'pairs'?"),
         (
             {"traits": property(lambda self: RowTraits("pairs", bad=1))},
-            "argument 'bad'. Correct its class; see",
+            "argument 'bad' (at ",
         ),
         ({"__call__": None}, "row maker Broken must have '__call__', and has none"),
     ],

@@ -125,7 +125,7 @@ def collect(
     _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
-    jobs = explorer.jobs(inputs, 0)
+    jobs = explorer.checked_jobs(inputs, 0)
     if policy == "expert":
         alone = play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         return judged(_in_order(jobs, alone), rates)

@@ -91,5 +91,5 @@ def play_rounds(
     inputs = replace(inputs, chosen=explorer.choose(replace(inputs, read=read)))
     found: list[Trajectory] = []
     for number in range(1, explorer.rounds + 1):
-        found += play(explorer.jobs(replace(inputs, played=list(found)), number))
+        found += play(explorer.checked_jobs(replace(inputs, played=list(found)), number))
     return found

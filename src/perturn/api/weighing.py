@@ -88,6 +88,8 @@ def _made(credit: str | Section | Credit) -> Credit:
     """Make the credit that a name or a section describes; check and return a given credit."""
     if isinstance(credit, str | Mapping | None):
         return make_credit(section_of(credit, "credit"))
+    must = "be a name, a section, or an object such as Mine() of a class"
+    check_fit(not isinstance(credit, type), "credit", must, credit)
     check_credit(credit, type(credit).__name__)
     return credit
 

@@ -21,6 +21,8 @@ from perturn.cli._base import STOPPED, app
 from perturn.display.progress_bars import console as notices
 from perturn.errors import PerturnError
 from perturn.io.atomic_write import is_storage_error, storage_error
+from perturn.io.plain_data import named_error
+from perturn.io.user_code import own_line
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
@@ -35,15 +37,14 @@ __all__ = ["ORDER", "app", "main"]
 
 
 def main() -> None:
-    """Run the command line. Errors of Perturn are printed without a traceback, and exit with code 2."""
+    """Run the command line. Errors of Perturn and of the user's classes are printed in one line; the exit code is 2."""
     try:
         app()
     except (PerturnError, OSError) as error:
         if isinstance(error, OSError) and is_storage_error(error):
             error = storage_error(error.filename or "a file", error)
         notices.quiet = False  # of several processes, this may be the only one that failed
-        said = f"error: {error}".encode("utf-8", "backslashreplace").decode()
-        notices.print(said, style="red", markup=False, soft_wrap=True)
+        _say(str(error))
         raise SystemExit(2) from None
     except (KeyboardInterrupt, SystemExit) as ended:
         if getattr(ended, "code", STOPPED) != STOPPED:
@@ -51,3 +52,15 @@ def main() -> None:
         if sys.argv[1:2] not in (["play"], ["serve"]):  # they do not resume
             notices.print("stopped; the same command goes on from here")
         raise SystemExit(STOPPED) from None
+    except Exception as error:
+        if not (line := own_line(error)):
+            raise
+        notices.quiet = False
+        _say(f"{named_error(error)}{line}; correct this line.")
+        raise SystemExit(2) from error
+
+
+def _say(text: str) -> None:
+    """Print the text of an error."""
+    said = f"error: {text}".encode("utf-8", "backslashreplace").decode()
+    notices.print(said, style="red", markup=False, soft_wrap=True)

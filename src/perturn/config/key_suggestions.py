@@ -145,6 +145,8 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
         entries: The table.
     """
     said, listed = f"unknown {where}.name {name!r:.200}.", did_you_mean(name, entries)
+    if name.endswith(".py"):
+        return f"{said} Name the class in the file, as {name}:Class."
     other = next((kind for kind in TABLES if name in (found := table(kind)) and found is not entries), None)
     if other is None:
         return f"{said}{listed}{missing_methods()}"

@@ -13,7 +13,8 @@ from typing import Any
 from perturn.bounds import EntryOf, Outside, hints_of, marks
 from perturn.config.recipe import Recipe
 from perturn.io.user_code import imported_name
-from perturn.table_index import table
+from perturn.table import at_defaults
+from perturn.table_index import entry_named, table
 
 _WRITTEN = re.compile(
     r"(^|[\W_])(logs?|out|outputs?|caches?|saved?|te?mp|dumps?|traces?|results?)($|[\W_])", re.IGNORECASE
@@ -59,6 +60,7 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
         own = imported_name(type(value)) if entry is not None else None
         if own is not None:
             yield Named(f"{where}.name", own, "code")
+            yield from _of_needs(value, where)
             hints = hints_of(type(value))
             unmarked = {name: getattr(value, name) for name in hints if not list(marks(hints[name]))}
             yield from _texts(unmarked, "maybe", where)
@@ -86,9 +88,22 @@ def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterato
     settings = {key: value for key, value in section.items() if key not in ("name", *shared)}
     if ":" in name:
         yield Named(f"{where}.name", name, "code")
+        yield from _of_needs(entry_named(entry.table, name), where)
         yield from _texts(settings, "maybe", where)
     elif (kind := table(entry.table).get(name)) is not None:
         yield from _settings(settings, kind, where)
+
+
+def _of_needs(entry: Any, where: str) -> Iterator[Named]:
+    """Yield the files of the quantities that the user's class, or an object of it, names in `needs`."""
+    needs = entry.needs if "needs" in dir(entry) else ()
+    if isinstance(needs, property):  # they depend on settings, of which the defaults are known
+        made = at_defaults(entry)
+        needs = () if made is None else made.needs
+    for index, need in enumerate(needs if isinstance(needs, tuple) else ()):
+        if isinstance(need, str) and ":" in need:
+            yield Named(f"{where}.needs[{index}]", need, "code")
+            yield from _of_needs(entry_named("quantities", need), f"{where}.needs[{index}]")
 
 
 def _texts(value: Any, kind: str, where: str) -> Iterator[Named]:

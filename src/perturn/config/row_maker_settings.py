@@ -224,6 +224,8 @@ def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:
     """
     made, name = maker(inputs), f"row maker {type(maker).__name__}"
     check_type(f"the result of {name}", made, Made, "a perturn.extend.Made")
+    check_type(f"the rows of {name}", made.rows, list | tuple, "a list")
+    check_type(f"the counts of {name}", made.counts, Mapping, "a mapping")
     kind = _CLASSES[maker.traits.makes]
     strange = next((row for row in made.rows if not isinstance(row, kind)), None)
     must = f"be of class {kind.__name__}, since its traits say makes={maker.traits.makes!r}"

@@ -146,7 +146,7 @@ class GroupCredit:
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         """Return the advantage of each turn of one task, given its rewards `[trajectories][turns]`."""
-        raise NotImplementedError
+        raise NotImplementedError("a credit of groups overrides __call__ or _weigh")
 
 
 def by_task(group: Sequence[Trajectory]) -> list[list[int]]:

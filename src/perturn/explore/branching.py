@@ -10,7 +10,7 @@ from perturn.config.sections import COUNT
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
-from perturn.errors import check_fit
+from perturn.errors import check_fit, check_type
 from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.types import Trajectory, failed, succeeded
 
@@ -41,7 +41,20 @@ class Brancher(Explorer):
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
         """Return the branching turns of each episode in `inputs.begun`."""
-        return [Forks(*one.key, tuple(self.turns_of(one)), ()) for one in inputs.begun]
+        return [Forks(*one.key, self._checked_turns(one), ()) for one in inputs.begun]
+
+    def _checked_turns(self, one: Trajectory) -> tuple[int, ...]:
+        """Return the branching turns of an episode, and check what `turns_of` returned.
+
+        Raises:
+            ConfigError: If it is no sequence of indices of turns.
+        """
+        turns, name = self.turns_of(one), f"turns_of of explorer {type(self).__name__}"
+        check_type(name, turns, Sequence, "a sequence of turns")
+        for turn in turns:
+            fits = isinstance(turn, int) and 0 <= turn < len(one.turns)
+            check_fit(fits, name, f"have turns from 0 to {len(one.turns) - 1} of an episode", turn)
+        return tuple(turns)
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
         """Return the rollouts in round 0, and the branches in round 1."""

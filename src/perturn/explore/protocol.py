@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from perturn.config.explorer_settings import ExploreSettings
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import make_jobs
+from perturn.errors import check_fit, check_type
 from perturn.types import Task, Trajectory
 
 
@@ -105,6 +107,21 @@ class Explorer(ExploreSettings):
         of the same task have different sample numbers.
         """
         return make_jobs(inputs.tasks, inputs.seed, self.samples, inputs.iteration)
+
+    def checked_jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
+        """Return the episodes to play in a round, and check what `jobs` returned.
+
+        Raises:
+            ConfigError: If it is no list of jobs, or two jobs are of one task and one sample number.
+        """
+        jobs, name = self.jobs(inputs, number), f"the jobs of explorer {type(self).__name__}"
+        check_type(name, jobs, list | tuple, "a list")
+        strange = next((job for job in jobs if not isinstance(job, Job)), None)
+        check_fit(strange is None, name, "be of class Job, as make_jobs returns them", strange)
+        numbers = Counter((job.task.id, job.sample) for job in jobs)
+        twice = next((key for key, count in numbers.items() if count > 1), None)
+        check_fit(twice is None, name, "have different sample numbers for each task", twice)
+        return list(jobs)
 
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]

@@ -59,6 +59,7 @@ from perturn.credit.turn_gae import Lengths, TokenValues, token_values
 from perturn.group import ROUNDING
 from perturn.losses import LOSSES, Loss, LossTraits, TurnLogprobs
 from perturn.losses.ppo_clip import AGGREGATES, PPOClip, clipped_surrogate
+from perturn.losses.protocol import CoupledLoss, DiagnosedLoss, MismatchedLoss, TurnDiagnosedLoss
 from perturn.losses.token_inputs import Chunk, TokenInput, TokenInputTraits
 from perturn.losses.turn_logprobs import (
     REDUCTIONS,
@@ -94,15 +95,18 @@ __all__ = [
     "Chunk",
     "ClipCredit",
     "Confidence",
+    "CoupledLoss",
     "Credit",
     "CreditTraits",
     "Deviation",
+    "DiagnosedLoss",
     "Discount",
     "GroupCredit",
     "Lengths",
     "Logprobs",
     "Loss",
     "LossTraits",
+    "MismatchedLoss",
     "Normalization",
     "Numbers",
     "PPOClip",
@@ -114,6 +118,7 @@ __all__ = [
     "TokenValues",
     "Tree",
     "TurnCredit",
+    "TurnDiagnosedLoss",
     "TurnLogprobs",
     "Uniform",
     "Unit",

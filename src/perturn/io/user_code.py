@@ -113,6 +113,21 @@ def _at(error: Exception, module: str) -> str:
     return f" (at {module}:{lines[-1]})" if lines else ""
 
 
+def own_line(error: BaseException) -> str:
+    """Return the line of the user's code that raised an exception, such as ` (at my_file.py:12)`.
+
+    Installed packages that this line calls are skipped. The result is empty if Perturn or a package raised the error.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(_PERTURN):
+            return ""
+        if file.is_file() and not _is_installed(file):
+            short = os.path.relpath(file) if file.is_relative_to(os.getcwd()) else file
+            return f" (at {short}:{frame.lineno})"
+    return ""
+
+
 def module_files(name: str) -> tuple[Path, list[Path]]:
     """Return the source files of `module:object` or `file.py:object`, without running them.
 

@@ -1,7 +1,7 @@
 """Interface between a loss and the trainer."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -128,6 +128,34 @@ def default_traits(kind: type[Loss]) -> LossTraits | None:
     whole: Any = kind if made is None else made
     traits = whole.traits if "traits" in dir(whole) else None
     return traits if isinstance(traits, LossTraits) else None
+
+
+def loss_values(loss: Loss, chosen: TurnLogprobs, rejected: Any, **step: Any) -> Tensor:
+    """Return the loss of each row [rows]. The rejected side is None if the loss reads one side.
+
+    Raises:
+        ConfigError: If the loss does not return one floating-point number for each row.
+    """
+    return _of_rows(loss(chosen, rejected, **step), chosen, f"loss {type(loss).__name__}")
+
+
+def row_rewards(loss: Loss, side: TurnLogprobs) -> Tensor:
+    """Return the implicit reward of each row [rows].
+
+    Raises:
+        ConfigError: If `rewards` of the loss does not return one floating-point number for each row.
+    """
+    return _of_rows(loss.rewards(side), side, f"rewards of loss {type(loss).__name__}")
+
+
+def _of_rows(found: Any, side: TurnLogprobs, whose: str) -> Tensor:
+    """Check that a loss returned a tensor with a number for each row: it is averaged over the rows later."""
+    rows = side.num_trajectories
+    is_tensor = isinstance(found, Tensor) and found.is_floating_point()
+    got = list(found.shape) if is_tensor else found
+    must = f"return a tensor of floating-point numbers [{rows}], one for each row"
+    check_fit(is_tensor and found.shape == (rows,), whose, must, got)
+    return cast(Tensor, found)
 
 
 _MEMBERS = ("traits", "credit", "rewards")

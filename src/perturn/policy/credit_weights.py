@@ -93,6 +93,11 @@ def _check_numbers(
     found: Any, group: Sequence[Trajectory], whose: str, number: str, above: float = -math.inf
 ) -> None:
     fits = isinstance(found, list | tuple) and len(found) == len(group)
+    if isinstance(found, list | tuple) and not fits:
+        raise ConfigError(
+            f"{whose} one tensor per trajectory, with {number} for each of its turns; for {len(group)} trajectories it "
+            f"returned {len(found)}."
+        )
     for index, trajectory in enumerate(group):
         if not (fits and _are_numbers(found[index], len(trajectory.turns), above)):
             raise ConfigError(

@@ -215,4 +215,7 @@ class Quantity(ABC):
         Raises:
             ValueError: If the quantity has no exact value.
         """
-        raise ValueError(f"quantity {type(self).__name__} has no exact value on a small process.")
+        raise ValueError(
+            f"quantity {type(self).__name__} has no exact value on a small process; write it as the method `exact` of "
+            "the class."
+        )

@@ -134,6 +134,7 @@ def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
     """
     loss: Loss = build(LOSSES, section, where)
     check_loss(loss)
+    check_credit(loss.credit, f"{type(loss).__name__}.credit")
     return loss
 
 

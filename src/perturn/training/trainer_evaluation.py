@@ -20,6 +20,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from perturn.errors import DataError, check_fit, did_you_mean
 from perturn.losses import TurnLogprobs
+from perturn.losses.protocol import loss_values, row_rewards
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import continuing
 from perturn.policy.packing import Batch, Examples
@@ -279,6 +280,14 @@ class Means:
         return {name: _spread(name, means) if "_spread/" in name else mean for name, mean in means.items()}
 
 
+def row_values(
+    loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of each row of a pack [rows], and the values to log by name [rows]; see `row_metrics`."""
+    value = loss_values(loss, chosen, rejected, **step)
+    return value, row_metrics(loss, chosen, rejected) | {"loss": value.detach()}
+
+
 @torch.no_grad()
 def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
     """Return values of each row of a pack by name [rows]: log-probabilities, and implicit rewards of pairs.
@@ -295,7 +304,7 @@ def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) 
     """
     found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
     if rejected is not None:
-        rewards, others = loss.rewards(chosen), loss.rewards(rejected)
+        rewards, others = row_rewards(loss, chosen), row_rewards(loss, rejected)
         logprobs = rejected.sum_by_trajectory(rejected.policy)
         found |= {
             "logps/rejected": logprobs,

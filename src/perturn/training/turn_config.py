@@ -221,7 +221,8 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
         ConfigError: If the value has no name.
     """
     found, example = value if isinstance(value, dict) else {}, {"loss": "tlm-dre", "credit": "discount"}[name]
-    check_fit("name" in found, name, f"name a {name}, such as {{'name': '{example}'}}", value)
+    must = f"name a {name}, such as {{'name': '{example}'}}, or {{'name': 'my_file.py:Class'}} for a class of your own"
+    check_fit("name" in found, name, must, value)
     return found
 
 

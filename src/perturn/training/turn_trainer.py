@@ -62,7 +62,7 @@ from perturn.training.trainer_evaluation import (
     encoded_sets,
     parts_of,
     refuse_best_metric,
-    row_metrics,
+    row_values,
     step_metrics,
 )
 from perturn.training.turn_config import (
@@ -347,8 +347,7 @@ class TurnTrainer(EvaluatingTrainer):
             return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
         chosen, rejected = both_sides(inputs, logprobs, read)
         step = {"step": inputs["step"]} if "step" in inputs else {}
-        value = self.loss(chosen, rejected, **step)  # rejected is None if the loss reads one side
-        of_rows = row_metrics(self.loss, chosen, rejected) | {"loss": value.detach()}
+        value, of_rows = row_values(self.loss, chosen, rejected, step)
         for name, values in (of_rows | step_metrics(self.loss, chosen, rejected, step, entropy)).items():
             self._means["train" if model.training else "eval"].add(name, values)
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size

@@ -88,7 +88,7 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
     inputs = replace(inputs, chosen=_chosen(session, stage, inputs))
     for number in range(1, explorer.rounds + 1):
         inputs = replace(inputs, played=list(read_trajectories(file)) if file.exists() else ())
-        jobs = explorer.jobs(inputs, number)
+        jobs = explorer.checked_jobs(inputs, number)
         what = "branches" if explorer.rounds == 1 else f"round {number} of {explorer.rounds}"
         counts = dict(session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what))
         if number == explorer.rounds:

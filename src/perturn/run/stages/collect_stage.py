@@ -270,4 +270,4 @@ def explore_jobs(session: Session, stage: Stage) -> list[Job]:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
         left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
     tasks = dealt(session.task_lists.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
-    return explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
+    return explorer.checked_jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
