@@ -144,6 +144,14 @@ def test_a_run_takes_loss_explorer_row_maker_and_engine_from_a_file(perturn, tmp
         perturn("run", "recipe.yaml")
 
 
+def test_a_dry_run_counts_the_jobs_of_the_explorer(perturn):
+    """Two tasks, two samples, and each twice."""
+    code, printed = perturn("run", "recipe.yaml", "--dry-run")
+
+    assert code == 0
+    assert "explore to do 8 episodes" in printed
+
+
 def test_a_resolved_recipe_names_the_classes_again(perturn, tmp_path):
     """Also if the file is found next to the recipe, and not in the current folder."""
     (tmp_path / "there").mkdir()

@@ -21,6 +21,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
+from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
 from perturn.free_memory import memory_in_use
@@ -28,10 +29,11 @@ from perturn.io.read_input import user_path
 from perturn.run.policy_origin import find_maker
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import make_renderer, world_maker
+from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.run.stages.pretraining_stage import lessons
 from perturn.run.stages.row_stage import ROWS_OF
-from perturn.run.task_lists import TaskLists
+from perturn.run.task_lists import TaskLists, dealt
 from perturn.table import locate
 from perturn.types import (
     Action,
@@ -154,7 +156,7 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
         lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer(shown[:32]))
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in task_lists.tasks.items()}
     if recipe.explore:
-        counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
+        counts["explore"] = _rollouts(recipe, task_lists.tasks["explore"])
     elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
         counts["explore"] = maker.episodes
     if own and recipe.sft:
@@ -207,6 +209,17 @@ def _sides(row: Trajectory | PreferencePair | WeightedTrajectory) -> tuple[Traje
     if isinstance(row, PreferencePair):
         return row.chosen, row.rejected
     return (row.trajectory if isinstance(row, WeightedTrajectory) else row,)
+
+
+def _rollouts(recipe: Recipe, tasks: Sequence[Task]) -> int:
+    """Return the mean number of rollouts in an iteration, if all later iterations have as many as the last one."""
+    explorer, last = explorer_of(recipe), recipe.iterations
+    dealt_to = {number: dealt(tasks, recipe.seed, number, explorer.per_iteration) for number in (1, last)}
+    jobs = {
+        number: len(explorer.checked_jobs(ExploreInputs(recipe.seed, number, each), 0))
+        for number, each in dealt_to.items()
+    }
+    return round((jobs[1] + (last - 1) * jobs[last]) / last)
 
 
 def _explored_turns(recipe: Recipe) -> tuple[int, ...]:
