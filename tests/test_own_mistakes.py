@@ -22,7 +22,7 @@ from perturn.io.user_code import load_object
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.protocol import loss_values, row_rewards
 from perturn.rows.group_pairs import GroupPairs
-from perturn.table import guarded
+from perturn.table import check_names, guarded
 from perturn.table_index import describe
 from perturn.types import Action, Task, Trajectory, Turn
 from support.guests import added
@@ -263,3 +263,16 @@ def test_a_broken_entry_of_a_package_hides_no_others(monkeypatch):
     assert "minus the mean score" in found["rloo"]
     assert build(CREDITS, {"name": "rloo"}, "credit")
     assert CliRunner().invoke(cli.app, ["list", "credits"]).exit_code == 0
+
+
+def test_a_constant_of_an_environment_needs_no_decorator():
+    """An environment takes its settings in `__init__`, so its class may have any constants."""
+
+    class World:
+        limit: int = 5
+
+    check_names(World, kind="environment", known=("tasks",), overrides=False)
+    with pytest.raises(
+        ConfigError, match="selector World has 'limit', which is no setting without a decorator"
+    ):
+        check_names(World, kind="selector", known=("tasks",))

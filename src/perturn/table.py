@@ -137,14 +137,15 @@ def check_names(
         kind: Kind of the entry, such as `credit`, for the message.
         known: Allowed names of attributes: the members of the table's protocol.
         traits: Dataclass of the traits, which belong in `traits` and not among the attributes.
-        overrides: Whether names that override a base class are checked. False: base classes may be any code of others,
-            so what they have is not ours.
+        overrides: Whether the class extends a class of ours, so that names that override a base class and a missing
+            decorator are checked. False: the class and its base classes may be any code of others.
 
     Raises:
         ConfigError: If the class has such an attribute.
     """
     settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
-    _check_decorated(entry, kind, known)
+    if overrides:
+        _check_decorated(entry, kind, known)
     public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
     declared = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
     meant = declared | {name: name for name in known}

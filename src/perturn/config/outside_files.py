@@ -103,7 +103,6 @@ def _of_needs(entry: Any, where: str) -> Iterator[Named]:
     for index, need in enumerate(needs if isinstance(needs, tuple) else ()):
         if isinstance(need, str) and ":" in need:
             yield Named(f"{where}.needs[{index}]", need, "code")
-            yield from _of_needs(entry_named("quantities", need), f"{where}.needs[{index}]")
 
 
 def _texts(value: Any, kind: str, where: str) -> Iterator[Named]:
