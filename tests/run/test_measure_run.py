@@ -184,6 +184,7 @@ def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
     scores = dict.fromkeys(HEADINGS.keys() - LEFT_OUT, estimate)
     world = {"kind": "open", "came_back": 3, "episodes": 4}
     counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
+    counts |= {"played": 7, "failed": 0, "came_elsewhere": 0}
     row = {"cost": 12.3, **scores}
     found = {"world": world, "environment": "guess", "credits": {"progress-advantage": row, MEASURED: row}}
 
@@ -198,15 +199,22 @@ def test_claims_have_a_caution_and_missing_gradients_no_table(capsys):
     """Two credits are compared, and each claim is about one of them."""
     world = {"kind": "open", "came_back": 3, "episodes": 4}
     counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
+    counts |= {"played": 9, "failed": 2, "came_elsewhere": 0}
     row = {"cost": 12.3, "auc": [0.7, 0.6, 0.8]}
-    found = {"world": world, "environment": "guess", "credits": {"rloo": row, "gigpo": row}, "left_out": {}}
+    credits = {"rloo": row, "gigpo": row, "measured advantage": row}
+    found = {"world": world, "environment": "guess", "credits": credits, "left_out": {}}
 
     _print({**counts, **found, "sentences": ["On guess, gigpo tells turns apart."]})
     claimed = " ".join(capsys.readouterr().out.split())
-    _print({**counts, **found, "sentences": []})
+    _print({**counts, **found, "sentences": [], "failed": 0})
     silent = capsys.readouterr().out
 
     assert "It is not corrected for the comparison of 2 credits" in claimed
+    assert (
+        "Of 9 continuations, 2 failed with an error of the environment or the engine, and 0 did not"
+        in claimed
+    )
+    assert "did not come back" not in silent
     assert "policy gradient" not in claimed
     assert "corrected" not in silent
 

@@ -94,15 +94,16 @@ def _print(found: Mapping[str, Any]) -> None:
     for sentence in found["sentences"] or ["No credit is shown to be better or worse than chance."]:
         results.print(sentence, style="bold", markup=False, highlight=False, soft_wrap=True)
     if found["sentences"]:
+        compared = len(found["credits"].keys() - {locate("perturn.measure.measure_run:MEASURED")})
         results.print(
             "Each sentence is about one credit alone. It is not corrected for the comparison of "
-            f"{len(found['credits'])} credits, of which some may seem better or worse by chance.",
+            f"{compared} credits, of which some may seem better or worse by chance.",
             soft_wrap=True,
         )
     results.print(
         f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} episodes of "
         f"{found['tasks']} tasks, with {found['continuations']} continuations from each point. "
-        f"{_answers(found['world'])}.",
+        f"{_answers(found['world'])}.{_not_counted(found)}",
         soft_wrap=True,
     )
     headings = locate("perturn.report.score_headings:HEADINGS")
@@ -132,6 +133,17 @@ def _print(found: Mapping[str, Any]) -> None:
     for same in by_reason(list(found["left_out"].items()), lambda one: one[1].replace(f" {one[0]} ", " ")):
         names = ", ".join(name for name, _ in same)
         results.print(f"left out {names}: {same[0][1]}", style="dim", markup=False, soft_wrap=True)
+
+
+def _not_counted(found: Mapping[str, Any]) -> str:
+    """Return a sentence about the continuations that do not count, with a space before it; empty if there are none."""
+    if not found["failed"] + found["came_elsewhere"]:
+        return ""
+    return (
+        f" Of {found['played']} continuations, {found['failed']} failed with an error of the environment or the "
+        f"engine, and {found['came_elsewhere']} did not come back to their turn; none of them counts. A turn with fewer than "
+        "four continuations that count is not measured. If failures depend on the actions, the values are biased."
+    )
 
 
 def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, cost: bool = False) -> Table:
