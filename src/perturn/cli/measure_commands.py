@@ -141,8 +141,9 @@ def _not_counted(found: Mapping[str, Any]) -> str:
         return ""
     return (
         f" Of {found['played']} continuations, {found['failed']} failed with an error of the environment or the "
-        f"engine, and {found['came_elsewhere']} did not come back to their turn; none of them counts. A turn with fewer than "
-        "four continuations that count is not measured. If failures depend on the actions, the values are biased."
+        f"engine, and {found['came_elsewhere']} did not come back to their turn; none of them counts. A turn with "
+        "fewer than four continuations that count is not measured. If failures depend on the "
+        "actions, the values are biased."
     )
 
 
