@@ -17,7 +17,7 @@ from perturn.config.row_maker_settings import Made, RowInputs, rows_made
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from perturn.explore.branches import Branches
-from perturn.explore.protocol import ExploreInputs, Explorer
+from perturn.explore.protocol import ExploreInputs, Explorer, jobs_of
 from perturn.io.user_code import load_object
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.protocol import loss_values, row_rewards
@@ -105,7 +105,7 @@ def test_an_explorer_returns_jobs(jobs, says):
             return jobs(super().jobs(inputs, number))
 
     with pytest.raises(ConfigError, match=re.escape(f"the jobs of explorer Mine {says}")):
-        Mine().checked_jobs(ExploreInputs(0, tasks=tasks()), 0)
+        jobs_of(Mine(), ExploreInputs(0, tasks=tasks()), 0)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, check_fit, check_type, required
 from perturn.explore import Explorer
-from perturn.explore.protocol import ExploreInputs
+from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.faults import closing_world
 from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
 from perturn.quantities.readers import Reader, open_reader
@@ -125,7 +125,7 @@ def collect(
     _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
-    jobs = explorer.checked_jobs(inputs, 0)
+    jobs = jobs_of(explorer, inputs, 0)
     if policy == "expert":
         alone = play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         return judged(_in_order(jobs, alone), rates)

@@ -13,7 +13,7 @@ from perturn.data.origins import best_by_task
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError, check_belongs, check_provided
 from perturn.explore import Explorer
-from perturn.explore.protocol import ExploreInputs
+from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.needs import Distance
 from perturn.quantities import compute, wanted
 from perturn.quantities.protocol import ACTED
@@ -91,5 +91,5 @@ def play_rounds(
     inputs = replace(inputs, chosen=explorer.choose(replace(inputs, read=read)))
     found: list[Trajectory] = []
     for number in range(1, explorer.rounds + 1):
-        found += play(explorer.checked_jobs(replace(inputs, played=list(found)), number))
+        found += play(jobs_of(explorer, replace(inputs, played=list(found)), number))
     return found

@@ -21,7 +21,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
-from perturn.explore.protocol import ExploreInputs
+from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
 from perturn.free_memory import memory_in_use
@@ -216,7 +216,7 @@ def _rollouts(recipe: Recipe, tasks: Sequence[Task]) -> int:
     explorer, last = explorer_of(recipe), recipe.iterations
     dealt_to = {number: dealt(tasks, recipe.seed, number, explorer.per_iteration) for number in (1, last)}
     jobs = {
-        number: len(explorer.checked_jobs(ExploreInputs(recipe.seed, number, each), 0))
+        number: len(jobs_of(explorer, ExploreInputs(recipe.seed, number, each), 0))
         for number, each in dealt_to.items()
     }
     return round((jobs[1] + (last - 1) * jobs[last]) / last)

@@ -108,21 +108,6 @@ class Explorer(ExploreSettings):
         """
         return make_jobs(inputs.tasks, inputs.seed, self.samples, inputs.iteration)
 
-    def checked_jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the episodes to play in a round, and check what `jobs` returned.
-
-        Raises:
-            ConfigError: If it is no list of jobs, or two jobs are of one task and one sample number.
-        """
-        jobs, name = self.jobs(inputs, number), f"the jobs of explorer {type(self).__name__}"
-        check_type(name, jobs, list | tuple, "a list")
-        strange = next((job for job in jobs if not isinstance(job, Job)), None)
-        check_fit(strange is None, name, "be of class Job, as make_jobs returns them", strange)
-        numbers = Counter((job.task.id, job.sample) for job in jobs)
-        twice = next((key for key, count in numbers.items() if count > 1), None)
-        check_fit(twice is None, name, "have different sample numbers for each task", twice)
-        return list(jobs)
-
     def counts(
         self, inputs: ExploreInputs, jobs: Sequence[Job], branches: Sequence[Trajectory]
     ) -> dict[str, float]:
@@ -144,3 +129,19 @@ class Explorer(ExploreSettings):
             expert_turns: Average number of turns of an expert's episode.
         """
         return Forecast()
+
+
+def jobs_of(explorer: Explorer, inputs: ExploreInputs, number: int) -> list[Job]:
+    """Return the episodes to play in a round of an explorer, and check what its `jobs` returned.
+
+    Raises:
+        ConfigError: If it is no list of jobs, or two jobs are of one task and one sample number.
+    """
+    jobs, name = explorer.jobs(inputs, number), f"the jobs of explorer {type(explorer).__name__}"
+    check_type(name, jobs, list | tuple, "a list")
+    strange = next((job for job in jobs if not isinstance(job, Job)), None)
+    check_fit(strange is None, name, "be of class Job, as make_jobs returns them", strange)
+    numbers = Counter((job.task.id, job.sample) for job in jobs)
+    twice = next((key for key, count in numbers.items() if count > 1), None)
+    check_fit(twice is None, name, "have different sample numbers for each task", twice)
+    return list(jobs)

@@ -17,7 +17,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_records, read_trajectories, write_records
 from perturn.errors import RunError, check_fit
 from perturn.explore import Explorer
-from perturn.explore.protocol import ExploreInputs
+from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.needs import Distance
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.served_policy import require_weights
@@ -88,7 +88,7 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
     inputs = replace(inputs, chosen=_chosen(session, stage, inputs))
     for number in range(1, explorer.rounds + 1):
         inputs = replace(inputs, played=list(read_trajectories(file)) if file.exists() else ())
-        jobs = explorer.checked_jobs(inputs, number)
+        jobs = jobs_of(explorer, inputs, number)
         what = "branches" if explorer.rounds == 1 else f"round {number} of {explorer.rounds}"
         counts = dict(session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what))
         if number == explorer.rounds:

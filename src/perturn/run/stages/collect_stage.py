@@ -22,7 +22,7 @@ from perturn.episodes.replay import play_script
 from perturn.episodes.seeds import make_jobs
 from perturn.episodes.world_threads import Hear
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError, check_fit
-from perturn.explore.protocol import ExploreInputs
+from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
 from perturn.formats.row_sources import open_source
@@ -270,4 +270,4 @@ def explore_jobs(session: Session, stage: Stage) -> list[Job]:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
         left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
     tasks = dealt(session.task_lists.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
-    return explorer.checked_jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
+    return jobs_of(explorer, ExploreInputs(seed, stage.iteration, tasks, left), 0)
