@@ -251,7 +251,8 @@ class Failing(Patient):
 @pytest.mark.parametrize("where", ["explore", "rows", "align.loss", "credit", "engine"])
 def test_an_entry_whose_class_raises_is_told_in_a_line(where):
     """By the type and the text of what it raised; made from a section, or with its defaults."""
-    says = rf"{__name__}\.Failing cannot be made: KeyError: 'no luck' \(at .*test_entries\.py:\d+\)\. Correct its class\."
+    line = r"\(at .*test_entries\.py:\d+\)"
+    says = rf"{__name__}\.Failing cannot be made: KeyError: 'no luck' {line}\. Correct its class\."
 
     assert re.fullmatch(f"{where}: {says}", refusal(build, {"failing": Failing}, {"name": "failing"}, where))
     assert re.fullmatch(says, refusal(at_defaults, Failing))
