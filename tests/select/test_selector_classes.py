@@ -48,7 +48,7 @@ class Raises(UnknownNeed):
         ),
         (
             "Raises",
-            r"evaluate.select: guests.*\.Raises cannot be made: RuntimeError: no luck\. Correct",
+            r"evaluate.select: guests.*\.Raises cannot be made: RuntimeError: no luck .*\. Correct",
         ),
     ],
 )
