@@ -49,11 +49,11 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
             if (key := _task_list_key(cell.recipe)) not in task_lists:
                 _refuse_overlap(study, cell)
                 task_lists.add(key)
-            if (cell.environment, cell.method) not in methods and not RunPaths(cell.folder).is_run:
+            if cell.of not in methods and not RunPaths(cell.folder).is_run:
                 check(cell.recipe)
             elif cell.recipe.sft or cell.recipe.align:
                 locate("perturn.run.stages.training_checks:check_training")(cell.recipe)
-            methods.add((cell.environment, cell.method))
+            methods.add(cell.of)
         except PerturnError as error:
             raise type(error)(f"{cell.label}: {error}") from error
 

@@ -111,7 +111,7 @@ def cells_table(board: Board) -> Table:
     """Return a table of the cells of each environment and method by state, with the chosen point."""
     counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
     for cell, task_list in board.cells():
-        counts[cell.environment, cell.method][f"{task_list} {board.state(cell, task_list)}"] += 1
+        counts[cell.of][f"{task_list} {board.state(cell, task_list)}"] += 1
     table, several = Table(box=None, pad_edge=False), len(board.plan.study.environments) > 1
     for column in ("method", "settings tried", "tuned", "tested", "failed", "chosen setting"):
         table.add_column(column, overflow="fold")

@@ -17,11 +17,10 @@ def seconds_left(conductor: Conductor) -> float | None:
     of this call count before cells of earlier calls, whose recorded times include stages that they copied.
     """
     board = conductor.board
-    left = {folder: (cell.of, board.scores_alone(cell)) for folder, (cell, _) in board.to_do().items()}
     unknown = [method for method in board.plan.points if method not in board.chosen]
     found = []
-    for folder, (method, alone) in left.items():
-        whole = _expected(conductor, method, alone)
+    for folder, (cell, _) in board.to_do().items():
+        whole = _expected(conductor, cell.of, board.scores_alone(cell))
         if whole is None:
             return None
         worker = conductor.running.get(folder)
