@@ -30,10 +30,10 @@ def test_a_request_among_conversations_is_no_conversation(bring):
     """The messages before a response may hold earlier answers, which the reward is not of."""
     request = {"messages": [user("q"), said("first"), user("more")], "response": said("last"), "reward": 0.5}
 
-    account, found = bring(EPISODE, request)
+    account, found = bring(EPISODE, request, EPISODE | {"response": None})
 
-    assert len(found) == 1
-    assert account.calls == {"rollouts": 1, "unsupported": 1}
+    assert len(found) == 2
+    assert account.calls == {"rollouts": 2, "unsupported": 1}
     assert "the record has response too" in next(account.shown_faults())
 
 

@@ -100,8 +100,10 @@ class _Passed:
 
 
 def _of_another_format(lost: LostEntry, record: Record | None, chosen: str) -> LostEntry:
-    """Return the lost entry with a reason, if its record has another format than its file."""
-    if record is None or isinstance(record.value, DataError) or FORMATS[chosen].knows(record.value):
+    """Return the lost entry with a reason, if the given record is its record and has another format than its file."""
+    if record is None or not lost.where.startswith(record.where) or isinstance(record.value, DataError):
+        return lost
+    if FORMATS[chosen].knows(record.value):
         return lost
     other = next((name for name, each in FORMATS.items() if each.knows(record.value)), None)
     if other is None:

@@ -60,7 +60,7 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     if "messages" not in record:
         yield LostEntry(where, "no_call")
         return
-    if logged := _ANSWERS & record.keys():
+    if logged := {key for key in _ANSWERS if record.get(key)}:
         raise DataError(
             f"{where}: the record has {min(logged)} too, so that it is a request and no conversation."
         )
