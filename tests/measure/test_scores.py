@@ -5,7 +5,7 @@ import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
 from perturn.measure.conclusions import sentences, unscored
-from perturn.measure.credit_scores import by_third, clusters_of, estimate, scores_of, within_bounds
+from perturn.measure.credit_scores import BOUNDS, by_third, clusters_of, estimate, scores_of, within_bounds
 from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9
@@ -90,11 +90,14 @@ def test_scores_do_not_depend_on_the_scale_of_a_credit():
 
 
 def test_a_credit_of_equal_numbers_has_no_correlation_and_is_at_chance():
+    """It cannot find a turn in an episode: this chance is exact, and needs no interval."""
     turns, true = made()
 
     found = scores_of(turns, np.ones_like(true))
     assert found["correlation"] is None
-    assert (found["auc"].mean, found["lost_auc"].mean) == pytest.approx((0.5, 0.5))
+    assert found["auc"].mean == pytest.approx(0.5)
+    lost = found["lost_auc"]
+    assert (lost.mean, lost.low, lost.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_a_measurement_without_signal_scores_nothing():
@@ -107,14 +110,15 @@ def test_a_measurement_without_signal_scores_nothing():
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.2])
-def test_the_interval_of_a_probability_lies_between_0_and_1(noise):
-    """Few tasks and a noisy measurement: the interval of Student's t leaves [0, 1] here."""
+def test_the_interval_of_a_score_lies_within_its_bounds(noise):
+    """Few tasks and a noisy measurement: the interval of Student's t leaves the bounds here."""
     turns, true = made(noise=noise, seed=2)
     few = turns.task < 12
 
     found = scores_of(turns.where(few), true[few])
-    for each in (found["auc"], found["lost_auc"]):
-        assert 0 <= each.low <= each.mean <= each.high <= 1
+    for name, (lowest, highest) in BOUNDS.items():
+        each = found[name]
+        assert lowest <= each.low <= each.mean <= each.high <= highest
         assert each.low < each.high
 
 
@@ -128,7 +132,7 @@ def test_the_interval_of_a_probability_lies_between_0_and_1(noise):
     ],
 )
 def test_an_estimate_outside_moves_to_the_bound_with_its_interval(found, within):
-    cut = within_bounds(Estimate(*found, 9))
+    cut = within_bounds(Estimate(*found, 9), (0, 1))
 
     assert (cut.mean, cut.low, cut.high, cut.n) == pytest.approx((*within, 9))
 
@@ -156,7 +160,7 @@ def test_few_tasks_make_episodes_the_clusters():
         ([0.5, 0.47, 0.53], [0.02, -0.04, 0.08], "no better than chance"),
         ([0.5, 0.47, 0.53], [0.1, 0.02, 0.18], None),
         ([0.5, 0.47, 0.53], None, None),
-        ([0.5, 0.5, 0.5], None, "no better than chance"),
+        ([0.5, 0.5, 0.5], None, None),
         ([0.52, 0.3, 0.7], [0.0, -0.01, 0.01], None),
         ([0.52, None, None], None, None),
         (None, None, None),
@@ -170,7 +174,13 @@ def test_a_sentence_needs_an_interval(auc, correlation, said):
 
 
 @pytest.mark.parametrize(
-    ("auc", "said"), [(None, "differ no more than their noise"), ([0.5, None, None], "")]
+    ("auc", "said"),
+    [
+        (None, "differ no more than their noise"),
+        ([0.8, None, None], "No score has an interval"),
+        ([0.5, 0.5, 0.5], "No score has an interval"),
+        ([0.6, 0.5, 0.7], ""),
+    ],
 )
 def test_a_measurement_without_scores_says_why(auc, said):
     """The table would be empty."""

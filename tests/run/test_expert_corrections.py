@@ -118,7 +118,9 @@ def test_a_correction_that_takes_too_many_turns_does_not_succeed():
 def test_an_episode_of_another_world_is_told():
     other = replace(record(STRAYED), task=ALFWorldLike().tasks("train")[0])
 
-    with pytest.raises(DataError, match=r"turns\[0\]\.observation: expected what the world answers"):
+    with pytest.raises(
+        DataError, match=r"turns\[0\]\.observation: recorded was .*, but the environment answers"
+    ):
         correct(ALFWorldLike(), other, 3, PROTOCOL)
 
 

@@ -106,7 +106,9 @@ def test_pairs_and_groups_have_it_and_keep_it_on_disk(expert, tmp_path):
 def test_episodes_of_another_world_are_told(expert):
     other = replace(expert, task=ALFWorldLike().tasks("train")[1])
 
-    with pytest.raises(DataError, match=r"turns\[0\]\.observation: expected what the world answers"):
+    with pytest.raises(
+        DataError, match=r"turns\[0\]\.observation: recorded was .*, but the environment answers"
+    ):
         measured(make_recipe(), [other])
 
 

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from perturn.cli import app
@@ -183,8 +184,8 @@ def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
     estimate = [-0.12, -1.25, 10.75]
     scores = dict.fromkeys(HEADINGS.keys() - LEFT_OUT, estimate)
     world = {"kind": "open", "came_back": 3, "episodes": 4}
-    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
-    counts |= {"played": 7, "failed": 0, "came_elsewhere": 0}
+    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations", "explored"], 7)
+    counts |= {"played": 7, "failed": 0, "came_elsewhere": 0, "explored_failed": 0}
     row = {"cost": 12.3, **scores}
     found = {"world": world, "environment": "guess", "credits": {"progress-advantage": row, MEASURED: row}}
 
@@ -198,8 +199,8 @@ def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
 def test_claims_have_a_caution_and_missing_gradients_no_table(capsys):
     """Two credits are compared, and each claim is about one of them."""
     world = {"kind": "open", "came_back": 3, "episodes": 4}
-    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
-    counts |= {"played": 9, "failed": 2, "came_elsewhere": 0}
+    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations", "explored"], 7)
+    counts |= {"played": 9, "failed": 2, "came_elsewhere": 0, "explored_failed": 3}
     row = {"cost": 12.3, "auc": [0.7, 0.6, 0.8]}
     credits = {"rloo": row, "gigpo": row, "measured advantage": row}
     found = {"world": world, "environment": "guess", "credits": credits, "left_out": {}}
@@ -214,9 +215,42 @@ def test_claims_have_a_caution_and_missing_gradients_no_table(capsys):
         "Of 9 continuations, 2 failed with an error of the environment or the engine, and 0 did not"
         in claimed
     )
+    assert "7 of 7 turns were measured, in 7 of 7 explored episodes" in claimed
+    assert "3 explored episodes FAILED and cannot be measured." in claimed
     assert "did not come back" not in silent
     assert "policy gradient" not in claimed
     assert "corrected" not in silent
+
+
+def test_the_recipe_of_a_run_names_it(run, monkeypatch, tmp_path):
+    """With rules that the recipe left to the environment. A recipe without a run makes no folder."""
+    monkeypatch.chdir(run.parents[1])
+    data = yaml.safe_load((run / "recipe.yaml").read_text())
+    data["protocol"] = None
+    named, fresh = tmp_path / "named.yaml", tmp_path / "fresh.yaml"
+    named.write_text(yaml.safe_dump(data))
+    fresh.write_text(yaml.safe_dump(data | {"name": "fresh"}))
+
+    assert measure_run(named, WANTED) == measure_run(run, WANTED)
+    with pytest.raises(RunError, match=r"fresh.yaml has explored nothing yet; run: perturn collect"):
+        measure_run(fresh, WANTED)
+    assert not (run.parent / "fresh").exists()
+
+
+def test_a_credit_whose_weights_are_all_zero_is_left_out(run, monkeypatch, tmp_path):
+    """It has no score, and its row of the table would be empty."""
+    monkeypatch.chdir(run.parents[1])
+    file = tmp_path / "idle.py"
+    file.write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom perturn.extend.tensors import GroupCredit\n\n"
+        "@dataclass(frozen=True)\nclass Idle(GroupCredit):\n"
+        "    def __call__(self, group, **_):\n        return [torch.zeros(len(one.turns)) for one in group]\n"
+    )
+
+    with pytest.raises(
+        RunError, match=r"credit .*idle.py:Idle' gives every turn of these episodes the weight 0"
+    ):
+        measure_run(run, Wanted([f"{file}:Idle"], episodes=6, continuations=4))
 
 
 @pytest.mark.parametrize(

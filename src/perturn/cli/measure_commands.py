@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perturn.cli._base import AsJson, RunFolder, command, results, say_json
+from perturn.cli._base import AsJson, Source, command, results, say_json
 from perturn.errors import by_reason
 from perturn.table import locate
 
@@ -27,12 +27,14 @@ LEFT_OUT = {"loss_found", "step_cosine"}
     panel="Look",
 )
 def measure(
-    run: RunFolder,
+    source: Source,
     credits: Annotated[
         str, typer.Option(help="Credits, with commas; all: each that can be computed.")
     ] = "all",
     episodes: Annotated[int, typer.Option(help="Episodes to measure.")] = 100,
-    continuations: Annotated[int, typer.Option(help="Continuations from each point of an episode.")] = 8,
+    continuations: Annotated[
+        int, typer.Option(help="Continuations from each point of an episode; at least 4.")
+    ] = 8,
     iteration: Annotated[
         int | None, typer.Option(help="Iteration to measure; default: the last whose policy was kept.")
     ] = None,
@@ -49,17 +51,20 @@ def measure(
         names, episodes, continuations, iteration, width, gradients
     )
     if dry_run:
-        planned = asdict(locate("perturn.measure.measure_run:forecast_run")(run, wanted))
+        planned = asdict(locate("perturn.measure.measure_run:forecast_run")(source, wanted))
         if as_json:
             say_json(planned)
         else:
             _print_forecast(planned)
         return
-    found = locate("perturn.measure.measure_run:measure_run")(run, wanted)
+    found = locate("perturn.measure.measure_run:measure_run")(source, wanted)
     if as_json:
         say_json(found)
     else:
         _print(found)
+        run = locate("perturn.data.run_folder:run_folder")(
+            locate("perturn.data.run_folder:resolve_recipe")(source)
+        )
         results.print(f"each turn of an episode: perturn report {run}", markup=False, soft_wrap=True)
 
 
@@ -100,12 +105,8 @@ def _print(found: Mapping[str, Any]) -> None:
             f"{compared} credits, of which some may seem better or worse by chance.",
             soft_wrap=True,
         )
-    results.print(
-        f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} episodes of "
-        f"{found['tasks']} tasks, with {found['continuations']} continuations from each point. "
-        f"{_answers(found['world'])}.{_not_counted(found)}",
-        soft_wrap=True,
-    )
+    counts = locate("perturn.report.measured:counts_said")(found)
+    results.print(f"{counts} {_answers(found['world'])}.", soft_wrap=True)
     headings = locate("perturn.report.score_headings:HEADINGS")
     of_turns, of_gradients = (
         {
@@ -135,18 +136,6 @@ def _print(found: Mapping[str, Any]) -> None:
         results.print(f"left out {names}: {same[0][1]}", style="dim", markup=False, soft_wrap=True)
 
 
-def _not_counted(found: Mapping[str, Any]) -> str:
-    """Return a sentence about the continuations that do not count, with a space before it; empty if there are none."""
-    if not found["failed"] + found["came_elsewhere"]:
-        return ""
-    return (
-        f" Of {found['played']} continuations, {found['failed']} failed with an error of the environment or the "
-        f"engine, and {found['came_elsewhere']} did not come back to their turn; none of them counts. A turn with "
-        "fewer than four continuations that count is not measured. If failures depend on the "
-        "actions, the values are biased."
-    )
-
-
 def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, cost: bool = False) -> Table:
     shown = Table(
         box=None,
@@ -167,4 +156,6 @@ def _cell(estimate: Any) -> str:
     if not estimate or estimate[1] is estimate[2] is None:  # without an interval, a mean shows nothing
         return "-"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
+    if estimate[1] == estimate[2]:
+        return mean
     return f"{mean}\n{low} {high}"

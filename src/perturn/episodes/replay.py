@@ -47,10 +47,11 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
     for index, turn in enumerate(recorded.turns):
         heard = again.turns[index].observation if index < len(again.turns) else again.error
         if heard != turn.observation:
+            now = "ends the episode before it" if heard is None else f"answers {heard!r:.200}"
             raise DataError(
-                f"task {task.id!r:.80}, sample {recorded.sample}: turns[{index}].observation: expected what the world "
-                f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
-                "another world or protocol? Record it again."
+                f"task {task.id!r:.80}, sample {recorded.sample}: turns[{index}].observation: recorded was "
+                f"{turn.observation!r:.200}, but the environment {now} when the episode is played again. Either the "
+                "episode was recorded in another environment or protocol, or the environment answers at random."
             )
     if traits_of(env).plays_itself and (problem := _other_request(again, recorded)):
         raise DataError(f"task {task.id!r:.80}, sample {recorded.sample}: {problem}")

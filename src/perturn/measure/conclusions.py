@@ -24,15 +24,21 @@ def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
 
 
 def unscored(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> str:
-    """Return why no credit has a score, and the remedy; an empty text if a credit has one.
+    """Return why no credit has a score with an interval, and the remedy; an empty text if a credit has one.
 
     Args:
         rows: Scores of each credit by name, each [mean, low, high] or None.
         names: Names of the scores that compare turns.
     """
     wanted = tuple(names)
-    if any(row.get(name) for row in rows for name in wanted):
+    scores = [row[name] for row in rows for name in wanted if row.get(name)]
+    if any(None not in score and score[1] < score[2] for score in scores):
         return ""
+    if scores:
+        return (
+            "No score has an interval, since too few episodes have different rewards. Measure more --episodes, of more "
+            "tasks."
+        )
     return (
         "No credit has a score: the measured advantages differ no more than their noise. If few continuations earn a "
         "reward, explore easier tasks, explore with a stronger policy, or reward partial success. Otherwise measure "
@@ -55,9 +61,10 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
 def _of_chance(estimate: Any, correlation: Any) -> str:
     """Return the verdict on an AUC; empty if the interval contains both 0.5 and values clearly different from it.
 
-    A credit that is constant within each episode has an AUC of exactly 0.5 and an undefined correlation.
+    It is also empty if the ends are equal: a credit that is constant within each episode has an AUC of exactly 0.5,
+    which no measurement has to show.
     """
-    if not estimate or None in estimate:
+    if not estimate or None in estimate or estimate[1] == estimate[2]:
         return ""
     _, low, high = estimate
     if low > 0.5:
@@ -65,7 +72,7 @@ def _of_chance(estimate: Any, correlation: Any) -> str:
     if high < 0.5:
         return f"worse than chance (AUC {_said(estimate)})"
     known = bool(correlation) and None not in correlation and correlation[2] < _UNCORRELATED
-    if low > 0.5 - MARGIN and high < 0.5 + MARGIN and (known or low == high):
+    if low > 0.5 - MARGIN and high < 0.5 + MARGIN and known:
         return f"no better than chance (AUC {_said(estimate)})"
     return ""
 

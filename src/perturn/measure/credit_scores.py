@@ -46,7 +46,7 @@ def correlation(turns: Measured, credit: Floats) -> float | None:
     own = _centred(turns, credit)
     one, other = _centred(turns, turns.halves)
     size, spread = float(own @ own), float((one * other).sum(1).mean())
-    if size <= _ROUNDING * float(credit @ credit) or spread <= 0:
+    if _is_constant(turns, credit) or spread <= 0:
         return None
     return float(own @ turns.advantage) / sqrt(size * spread)
 
@@ -160,8 +160,13 @@ SCORES: Mapping[str, Score] = {
     "loss_found": loss_found,
 }
 """Score functions by name."""
-PROBABILITIES = frozenset({"auc", "lost_auc"})
-"""Scores that estimate a probability; see `within_bounds`. The intervals of other scores are unbounded."""
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "correlation": (-1.0, 1.0),
+    "auc": (0.0, 1.0),
+    "lost_auc": (0.0, 1.0),
+    "error_after_scaling": (0.0, 1.0),
+}
+"""Lowest and highest true value of a score; see `within_bounds`. The other scores are unbounded."""
 
 
 def clusters_of(turns: Measured) -> Ids:
@@ -175,29 +180,48 @@ def has_few_tasks(turns: Measured) -> bool:
 
 
 def estimate(name: str, turns: Measured, credit: Floats) -> Estimate | None:
-    """Return a score with its 95 % interval, from a jackknife over tasks (or over episodes if tasks are few)."""
+    """Return a score with its 95 % interval, from a jackknife over tasks (or over episodes if tasks are few).
+
+    A credit that is constant within each episode cannot tell the turns of an episode apart. Its `lost_auc` is 0.5
+    without error, so both ends of the interval are 0.5.
+    """
     clusters: list[Hashable] = clusters_of(turns).tolist()
     if not clusters:
         return None
     found = jackknife(lambda keep: SCORES[name](turns.where(keep), credit[keep]), clusters)
-    return within_bounds(found) if found is not None and name in PROBABILITIES else found
+    if found is not None and name == "lost_auc" and _is_constant(turns, credit):
+        return replace(found, low=found.mean, high=found.mean)
+    return None if found is None else within_bounds(found, BOUNDS.get(name))
 
 
-def within_bounds(found: Estimate) -> Estimate:
-    """Move an estimate of a probability and its interval into [0, 1].
+def within_bounds(found: Estimate, bounds: tuple[float, float] | None) -> Estimate:
+    """Move an estimate and its interval into the range of the true value.
 
-    The correction for noise can move an estimate outside [0, 1]. Such an estimate becomes 0 or 1, and its interval
-    moves by the same distance. Then the interval is cut at 0 and 1. Every probability is at least as near to the new
-    estimate as to the old estimate. So the new interval contains the true probability whenever the old interval did. An
-    infinite interval stays infinite.
+    The correction for noise can move an estimate outside the range. Such an estimate moves to the nearest bound, and
+    its interval moves by the same distance. Then the interval is cut at the bounds. Every value of the range is at
+    least as near to the new estimate as to the old estimate. So the new interval contains the true value whenever the
+    old interval did. An infinite interval stays infinite.
 
-    Score and logit intervals would also stay inside [0, 1], but they are undefined for an estimate outside it.
+    Score and logit intervals of a probability would also stay inside [0, 1], but they are undefined for an estimate
+    outside it.
+
+    Args:
+        found: An estimate with its interval.
+        bounds: Lowest and highest possible true value; None if it is unbounded.
     """
-    mean = min(1.0, max(0.0, found.mean))
+    if bounds is None:
+        return found
+    mean = min(bounds[1], max(bounds[0], found.mean))
     low, high = (end + mean - found.mean for end in (found.low, found.high))
     if isinf(low):
         return replace(found, mean=mean)
-    return replace(found, mean=mean, low=max(0.0, low), high=min(1.0, high))
+    return replace(found, mean=mean, low=max(bounds[0], low), high=min(bounds[1], high))
+
+
+def _is_constant(turns: Measured, credit: Floats) -> bool:
+    """Return whether a credit is equal for all turns of each episode, up to rounding."""
+    own = _centred(turns, credit)
+    return bool(own @ own <= _ROUNDING * float(credit @ credit))
 
 
 def scores_of(turns: Measured, credit: Floats) -> dict[str, Estimate | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perturn.measure.advantages import Flags, Floats, Measured
-from perturn.measure.credit_scores import clusters_of, has_few_tasks
+from perturn.measure.credit_scores import clusters_of, has_few_tasks, within_bounds
 from perturn.stats import Estimate, jackknife
 
 ProjectedGradients = NDArray[np.float32]
@@ -118,6 +118,8 @@ FIGURES = {
     "step_cosine": step_cosine,
 }
 """Functions that compute a figure, by the figure's name."""
+COSINES = frozenset({"cosine", "expected_cosine", "step_cosine"})
+"""Figures whose true value lies in [-1, 1]."""
 ACROSS = ("expected_cosine", "signal_to_noise", "step_cosine")
 """Figures that multiply gradients of different tasks. Episodes cannot replace tasks here, because episodes of one task
 share points and therefore the noise of their continuations."""
@@ -134,13 +136,13 @@ def figures_of(
         return dict.fromkeys(FIGURES)
     few = has_few_tasks(turns)
     of = products(turns, credit, gradients)
-    tasks = list(range(len(of.episodes)))
-    return {
-        name: None
-        if few and name in ACROSS
-        else jackknife(lambda keep, figure=figure: figure(of, keep), tasks)  # type: ignore[misc]
-        for name, figure in FIGURES.items()
-    }
+    return {name: None if few and name in ACROSS else _estimate(name, of) for name in FIGURES}
+
+
+def _estimate(name: str, of: Products) -> Estimate | None:
+    """Return a figure with its interval."""
+    found = jackknife(lambda keep: FIGURES[name](of, keep), range(len(of.episodes)))
+    return within_bounds(found, (-1.0, 1.0)) if found is not None and name in COSINES else found
 
 
 def _total(product: Floats, keep: Flags) -> float:

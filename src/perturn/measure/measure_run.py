@@ -17,7 +17,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
 from perturn.data.file_seals import sealed_digests
 from perturn.data.run_files import read_note
-from perturn.data.run_folder import Run, resolve_recipe
+from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import OPTIMIZER, RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
@@ -34,12 +34,13 @@ from perturn.measure.points import Continuation, Plan, choose, plan, read_contin
 from perturn.measure.projected_gradients import project_gradients
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
+from perturn.run.protocol_rules import ruled
 from perturn.run.served_policy import engine_settings, policy_path
 from perturn.run.session import Session, world_maker
 from perturn.run.stages.credit_stage import explored_stages
 from perturn.run.stages.quantity_source import open_policy
 from perturn.stats import Estimate
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed
 
 _logger = logging.getLogger(__name__)
 
@@ -66,13 +67,17 @@ class Wanted:
     """Whether gradients are compared, if the policy can be loaded."""
 
 
-def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
+def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
     """Measure a run, and write the results to the run folder.
+
+    Args:
+        source: Folder of a run, or the recipe file of an existing run.
+        wanted: What to measure.
 
     Raises:
         PerturnError: If the run has no episodes that can be measured.
     """
-    recipe = resolve_recipe(folder)
+    recipe = _recipe_of(source)
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
         _note_inputs(run, stage)
@@ -105,6 +110,8 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
             "environment": chosen[0].environment,
             "continuations": wanted.continuations,
             "world": asdict(world),
+            "explored": len(explored),
+            "explored_failed": sum(map(failed, explored)),
             **_counts(planned, played, turns),
             "bounds": list(bounds_of(returns) or ()),
             "gradients": None if gradients is None else gradients.shape[1],
@@ -119,15 +126,32 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
     return found
 
 
-def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
-    """Return how many continuations an interval of the wanted width needs, without playing any."""
-    recipe = resolve_recipe(folder)
+def forecast_run(source: Path, wanted: Wanted) -> Forecast:
+    """Return how many continuations an interval of the wanted width needs, without playing any.
+
+    Args:
+        source: Folder of a run, or the recipe file of an existing run.
+        wanted: What to measure.
+    """
+    recipe = _recipe_of(source)
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
         world, planned = _planned(session, stage, chosen)
         _inputs(run, stage)
         done = read_continuations(run.paths.continuations(stage.mark))
         return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
+
+
+def _recipe_of(source: Path) -> Recipe:
+    """Return the recipe of an existing run.
+
+    Raises:
+        RunError: If the recipe file has no run yet. No folder is created.
+    """
+    recipe = resolve_recipe(source)
+    if not RunPaths(run_folder(recipe)).is_run:
+        raise RunError(f"{source} has explored nothing yet; run: perturn collect {source}")
+    return ruled(recipe)
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:

@@ -57,13 +57,19 @@ def weigh(
         Weights by the credit's name, and for each other credit the reason why it has none.
 
     Raises:
-        PerturnError: If a credit that is named explicitly cannot be computed.
+        PerturnError: If a credit that is named explicitly cannot be computed, or gives every turn the weight 0.
     """
     found, left_out = {}, {}
     every = "all" in names
     for name in CREDITS if every else names:
         try:
-            found[name] = _weighed(paths, recipe, stage, _section(recipe, name), explored)
+            weighed = _weighed(paths, recipe, stage, _section(recipe, name), explored)
+            if not any(own.any() for own in weighed.weights.values()):
+                raise RunError(
+                    f"credit {name!r} gives every turn of these episodes the weight 0. Some credits need several "
+                    "samples of a task with different rewards, and some need state keys."
+                )
+            found[name] = weighed
         except PerturnError as error:
             if not every:
                 raise

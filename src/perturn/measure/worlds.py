@@ -95,7 +95,7 @@ def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) ->
     ends = [(each.terminated, each.terminated and each.success) for each in (one, again)]
     where = f"task {one.task.id!r:.80}, sample {one.sample}"
     if then != now:
-        return _Difference(True, f"{where}: expected the rewards {then}, got {now}.")
+        return _Difference(True, f"{where}: recorded rewards {then}, now {now}.")
     if ends[0] != ends[1]:
-        return _Difference(True, f"{where}: expected (ended, success) {ends[0]}, got {ends[1]}.")
+        return _Difference(True, f"{where}: recorded (ended, success) {ends[0]}, now {ends[1]}.")
     return _Difference(True, "")

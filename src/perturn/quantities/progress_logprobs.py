@@ -134,7 +134,7 @@ def _own_reference(planned: Planned) -> str:
     trained = policy_of(recipe, recipe.iterations) if recipe.align else "FOLDER"
     return (
         f"progress would be 0 at every turn, since policy {reference} is compared with itself; name a policy that was "
-        f"trained from it, such as credit.checkpoint={trained}, or another --reference."
+        f"trained from it, such as credit.checkpoint={trained}, or give `perturn credit` another --reference."
     )
 
 

@@ -20,10 +20,9 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
         return None
     found = read_note(paths.all_measured[-1], dict[str, Any]) or {}
     return {
-        **{
-            key: found[key]
-            for key in ("iteration", "measured", "episodes", "tasks", "continuations", "sentences")
-        },
+        "iteration": found["iteration"],
+        "sentences": found["sentences"],
+        "counts": counts_said(found),
         "kind": found["world"]["kind"],
         "columns": list(HEADINGS.values()),
         "credits": [
@@ -39,6 +38,28 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
         "left_out": found["left_out"],
         "episode": _shown(found["by_episode"]),
     }
+
+
+def counts_said(found: Mapping[str, Any]) -> str:
+    """Return sentences that say how many turns and continuations a measurement has, and how many do not count.
+
+    Args:
+        found: Content of `measured.json`.
+    """
+    said = (
+        f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} of {found['explored']} "
+        f"explored episodes, of {found['tasks']} tasks, with {found['continuations']} continuations from each point."
+    )
+    if found["explored_failed"]:
+        said += f" {found['explored_failed']} explored episodes FAILED and cannot be measured."
+    if found["failed"] + found["came_elsewhere"]:
+        said += (
+            f" Of {found['played']} continuations, {found['failed']} failed with an error of the environment or the "
+            f"engine, and {found['came_elsewhere']} did not come back to their turn; none of them counts. A turn with "
+            "fewer than four continuations that count is not measured. If failures depend on the actions, the values "
+            "are biased."
+        )
+    return said
 
 
 def _shown(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
