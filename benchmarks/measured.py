@@ -50,7 +50,9 @@ def main() -> None:
     mark = file.stem.removeprefix(paths.measured().stem)
     played = [asdict(one) for one in read_continuations(paths.continuations(mark))]
     ROWS.mkdir(parents=True, exist_ok=True)
-    (ROWS / f"{given.name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (ROWS / f"{given.name}.json").write_text(
+        json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
     for name, rows in (("turns", turns), ("continuations", played)):
         pq.write_table(pa.Table.from_pylist(rows), ROWS / f"{given.name}-{name}.parquet", compression="zstd")
 

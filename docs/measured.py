@@ -129,16 +129,20 @@ def table(found: dict[str, Any], columns: dict[str, str], *, cost: bool) -> str:
 
 
 def cell(estimate: Any) -> str:
-    """Return an estimate with its interval; "?" where an end is not known."""
-    if not estimate:
+    """Return an estimate with its interval, unless it is exact; "–" if it has none."""
+    if not estimate or estimate[1] is estimate[2] is None:
         return "–"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
-    return f"{mean} [{low}, {high}]".replace("-0.00", "0.00").replace("-", "−")
+    return (
+        (mean if estimate[1] == estimate[2] else f"{mean} [{low}, {high}]")
+        .replace("-0.00", "0.00")
+        .replace("-", "−")
+    )
 
 
 def whole(estimate: Any) -> bool:
-    """Whether an estimate is there with both ends."""
-    return bool(estimate) and None not in estimate
+    """Whether an estimate is there with both ends, which differ."""
+    return bool(estimate) and None not in estimate and estimate[1] != estimate[2]
 
 
 LEFT, RIGHT = 200, 170
