@@ -145,7 +145,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_base(made, tmp_path, mo
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("perturn.run.stages.train_stage._Progress.on_step_end", stop)
+        patch.setattr("perturn.run.stages.train_stage.TrainingProgress.on_step_end", stop)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path, ["lessons", "base"])
     run = make(tmp_path, ["lessons", "base"])

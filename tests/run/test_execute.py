@@ -342,10 +342,12 @@ def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
         shutil.copy(whole[0] / "pairs.jsonl", run.paths.pairs())
         torch.manual_seed(0)
         if name == "stopped":
-            monkeypatch.setattr(train_stage._Progress, "on_step_begin", interrupt_after(3), raising=False)
+            monkeypatch.setattr(
+                train_stage.TrainingProgress, "on_step_begin", interrupt_after(3), raising=False
+            )
             with pytest.raises(KeyboardInterrupt):
                 run_stages(run, names=["align"])
-            monkeypatch.delattr(train_stage._Progress, "on_step_begin")
+            monkeypatch.delattr(train_stage.TrainingProgress, "on_step_begin")
             torch.manual_seed(
                 1
             )  # adapters come from the checkpoint, so what is drawn for new ones must not matter

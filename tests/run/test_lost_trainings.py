@@ -9,7 +9,7 @@ from perturn.errors import RunError
 from perturn.run.checkpoint_retention import last_checkpoint
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
-from perturn.run.stages.train_stage import _Progress
+from perturn.run.stages.training_progress import TrainingProgress
 
 
 def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):
@@ -24,19 +24,19 @@ def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("logs", "said"),
+    ("logs", "step", "said"),
     [
-        ({"loss": 0.5, "grad_norm": float("nan")}, "the gradient's norm is nan at step 3"),
-        ({"loss": 0.5, "grad_norm": float("inf")}, "the gradient's norm is inf at step 3"),
-        ({"loss": float("nan"), "grad_norm": 1.0}, "the loss is nan at step 3"),
+        ({"loss": 0.5, "grad_norm": float("nan")}, 3, "the gradient's norm is nan at step 3; lower"),
+        ({"loss": 0.5, "grad_norm": float("inf")}, 3, "the gradient's norm is inf at step 3"),
+        ({"loss": float("nan"), "grad_norm": 1.0}, 1, "the loss is nan at step 1; no update came before"),
     ],
 )
-def test_numbers_that_are_not_finite_stop_the_training(tmp_path, logs, said):
-    progress, state = SimpleNamespace(_file=tmp_path / "metrics.jsonl"), SimpleNamespace(global_step=3)
+def test_numbers_that_are_not_finite_stop_the_training(tmp_path, logs, step, said):
+    progress, state = SimpleNamespace(_file=tmp_path / "metrics.jsonl"), SimpleNamespace(global_step=step)
 
-    _Progress.on_log(progress, None, state, None, {"loss": 0.5, "grad_norm": 1.0})
+    TrainingProgress.on_log(progress, None, state, None, {"loss": 0.5, "grad_norm": 1.0})
     with pytest.raises(RunError, match=said):
-        _Progress.on_log(progress, None, state, None, logs)
+        TrainingProgress.on_log(progress, None, state, None, logs)
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_removed(tmp_path, monkeypatch):

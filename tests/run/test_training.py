@@ -143,7 +143,7 @@ def test_one_signal_ends_the_step_and_a_second_one_training(
     name = f"signals-{'-'.join(each.name for each in signals)}"
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
-        patch.setattr(train_stage._Progress, "on_step_begin", raising(*signals, at=5), raising=False)
+        patch.setattr(train_stage.TrainingProgress, "on_step_begin", raising(*signals, at=5), raising=False)
         with pytest.raises(KeyboardInterrupt), open_run("recipe.yaml", [f"name={name}"]) as run:
             run_stages(run)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.chat.tokens import NO_TURN
@@ -26,9 +25,9 @@ from perturn.config.stages import Stage, average_of, keeps_adapters, makes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs
-from perturn.display.progress_bars import Tokens, Work, bar, console, track
-from perturn.errors import ConfigError, RunError
-from perturn.io.atomic_write import append_line, write_whole
+from perturn.display.progress_bars import console, track
+from perturn.errors import ConfigError
+from perturn.io.atomic_write import write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
 from perturn.policy.models import new_model
@@ -45,6 +44,7 @@ from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import base_episodes, heard
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
+from perturn.run.stages.training_progress import TrainingProgress
 from perturn.train_processes import from_leader, leads, world_size
 from perturn.training.pair_ranking import Ranking, ranked, ranking
 from perturn.training.turn_trainer import TurnTrainer
@@ -147,7 +147,7 @@ def _train(
     settings = _settings(recipe, stage)
     partial = run.paths.partial(stage.policy)
     model, tokenizer = _begin(session, stage, settings)
-    progress = _Progress(run, stage.name, f"training {stage.policy}", tell)
+    progress = TrainingProgress(run, stage.name, f"training {stage.policy}", tell)
     resume = from_leader(last_checkpoint(partial) if leads() else None)
     step = int(resume.rpartition("-")[2]) if resume else 0
     args = make_config(recipe, settings, partial, model)
@@ -330,71 +330,3 @@ def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, 
         "logprobs": [round(value, 4) for value in logprobs.tolist()],
     }
     return of_turns, of_tokens
-
-
-def _logged(entry: Mapping[str, Any]) -> str:
-    """Return a line of metrics with sorted keys, as in checkpoints, so that a resumed training writes equal lines."""
-    return json.dumps(entry, sort_keys=True)
-
-
-class _Progress(TrainerCallback):
-    """Callback that shows progress, writes each metric to a file at once, and keeps only the newest checkpoint."""
-
-    def __init__(self, run: Run, stage: str, what: str, tell: Callable[..., None]) -> None:
-        self._run, self._file, self._what, self._tell = run, run.paths.metrics(stage), what, tell
-        self._open = ExitStack()
-        self._bar: Work | None = None
-        self._passed: Callable[[], int] = lambda: 0
-        self._an_epoch = 0.0
-        self._tokens: Tokens | None = None
-
-    def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
-        """Measure progress by the tokens that pass through a trainer; `an_epoch` is the expected number per epoch."""
-        self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
-
-    def close(self) -> None:
-        """Remove the progress bar from the screen, also after an error."""
-        self._open.close()
-
-    def say(self, notice: str) -> None:
-        """Show a notice instead of the name of the training."""
-        self._what = notice
-        if self._bar is not None:
-            self._bar.what = notice
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        # Drop entries after the checkpoint, since a resumed training makes them again.
-        if leads():
-            write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
-        self._run.expect(self._file, state.max_steps, state.global_step, "steps")
-        self._tell(total=state.max_steps, done=state.global_step)
-        a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
-        self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
-        shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)
-        self._bar = opened = self._open.enter_context(shown)
-        self._run.follow(lambda: opened.seconds_left)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        assert self._bar is not None
-        assert self._tokens is not None
-        self._tokens.stepped()
-        self._bar.advance()
-
-    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        # `save_total_limit` does not trust the file times of checkpoints that are less than a second apart.
-        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
-            if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
-                shutil.rmtree(checkpoint)
-
-    def on_log(
-        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
-    ) -> None:
-        if logs is None or "train_runtime" in logs:  # the trainer's final summary is no step
-            return
-        entry = {**logs, "step": state.global_step}
-        if leads():
-            append_line(self._file, _logged(entry))
-        for key, what in (("loss", "loss"), ("grad_norm", "gradient's norm")):
-            if not math.isfinite(entry.get(key, 0.0)):
-                at = f"{entry[key]} at step {state.global_step}"
-                raise RunError(f"the {what} is {at}; lower the learning rate.")

@@ -1,0 +1,98 @@
+"""Show the progress of a training, write its metrics, and stop it at a number that is not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerState
+
+from perturn.data.run_folder import Run
+from perturn.display.progress_bars import Tokens, Work, bar
+from perturn.errors import RunError
+from perturn.io.atomic_write import append_line, write_whole
+from perturn.train_processes import leads
+from perturn.training.turn_trainer import TurnTrainer
+
+
+def _logged(entry: Mapping[str, Any]) -> str:
+    """Return a line of metrics with sorted keys, as in checkpoints, so that a resumed training writes equal lines."""
+    return json.dumps(entry, sort_keys=True)
+
+
+class TrainingProgress(TrainerCallback):
+    """Callback that shows progress, writes each metric to a file at once, and keeps only the newest checkpoint."""
+
+    def __init__(self, run: Run, stage: str, what: str, tell: Callable[..., None]) -> None:
+        self._run, self._file, self._what, self._tell = run, run.paths.metrics(stage), what, tell
+        self._open = ExitStack()
+        self._bar: Work | None = None
+        self._passed: Callable[[], int] = lambda: 0
+        self._an_epoch = 0.0
+        self._tokens: Tokens | None = None
+
+    def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
+        """Measure progress by the tokens that pass through a trainer; `an_epoch` is the expected number per epoch."""
+        self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
+
+    def close(self) -> None:
+        """Remove the progress bar from the screen, also after an error."""
+        self._open.close()
+
+    def say(self, notice: str) -> None:
+        """Show a notice instead of the name of the training."""
+        self._what = notice
+        if self._bar is not None:
+            self._bar.what = notice
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Write the metrics up to the checkpoint. Later entries are dropped, as a resumed training makes them again."""
+        if leads():
+            write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
+        self._run.expect(self._file, state.max_steps, state.global_step, "steps")
+        self._tell(total=state.max_steps, done=state.global_step)
+        a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
+        self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
+        shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)
+        self._bar = opened = self._open.enter_context(shown)
+        self._run.follow(lambda: opened.seconds_left)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Advance the progress bar."""
+        assert self._bar is not None
+        assert self._tokens is not None
+        self._tokens.stepped()
+        self._bar.advance()
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Remove older checkpoints.
+
+        `save_total_limit` does not trust the file times of checkpoints that are less than a second apart.
+        """
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
+                shutil.rmtree(checkpoint)
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        """Write a metric.
+
+        Raises:
+            RunError: If the loss or the norm of the gradient is not finite.
+        """
+        if logs is None or "train_runtime" in logs:  # the trainer's final summary is no step
+            return
+        entry = {**logs, "step": state.global_step}
+        if leads():
+            append_line(self._file, _logged(entry))
+        for key, what in (("loss", "loss"), ("grad_norm", "gradient's norm")):
+            if not math.isfinite(entry.get(key, 0.0)):
+                first = "no update came before, so check the model, its dtype, and your own loss or credit."
+                remedy = "lower the learning rate." if state.global_step > 1 else first
+                raise RunError(f"the {what} is {entry[key]} at step {state.global_step}; {remedy}")
