@@ -91,7 +91,7 @@ FINDINGS = (
     ),
     Finding(
         "registered",
-        "In a registered study on one base, online tlm-DRE gains over SFT; no turn-level credit is shown to differ "
+        "In a preregistered study on one base, online tlm-DRE gains over SFT; no turn-level credit is shown to differ "
         "from RLOO.",
         [
             ("power-short", "tlm-dre", "sft"),
@@ -200,7 +200,7 @@ _HEAD = """# Results
 <!-- Made by docs/findings.py from the rows under studies/results; edit that file, not this page. -->
 
 This page has ten findings of the studies in this repository. A row of a figure is a comparison: the difference in
-points of success, and its 95 % interval for other tasks and other bases (other seeds, if a study has one base). A star
+points of success. The 95 % interval is for other tasks and other bases, or for other seeds if a study has one base. A star
 marks a primary comparison of a study. Its interval is wider, so that all primary intervals of a study hold in 95 % of
 studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
 the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
@@ -215,7 +215,7 @@ _PAGES = """
 | page | question |
 |---|---|
 | [The laboratory](results/lab.md) | Does any method gain? Four methods with two seeds |
-| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What does `make demo` show? |
+| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What do `make demo` and `make demo-scienceworld` show? |
 | [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
 | [A weaker policy](results/weak.md), [a new kind of task](results/sixth-kind.md) | Do losses on pairs gain there too? |
 | [Ablations of tlm-DRE](results/ablations.md), [γ on WebShop](results/webshop.md) | Do its settings and γ matter? |
@@ -223,7 +223,7 @@ _PAGES = """
 | [Corrections by an expert](results/takeover.md) | At which and how many turns should an expert take over? |
 | [Offline learning on own episodes](results/own.md) | Does RLOO gain from 2560 episodes of one exploration? |
 | [Online, on ALFWorld](results/online.md) | Do eleven credits and three losses on pairs gain online? |
-| [Five seeds on one base](results/power.md) | Do turn-level credits gain over RLOO? A registered study |
+| [Five seeds on one base](results/power.md) | Do turn-level credits gain over RLOO? A preregistered study |
 | [Exploring while the policy trains](results/staleness.md) | Does a policy learn as well from older episodes? |
 | [Critics, implicit rewards, trees](results/credits.md) | Do nine credits differ after ten iterations? |
 | [Credits of groups](results/groups.md) | Do seven other credits of groups gain more than RLOO? |

@@ -41,7 +41,7 @@ def make_explorer(explore: str | Section | Explorer, samples: int, concurrency: 
         check_belongs(common, False, "collect itself", "give collect its arguments of these names")
         explorer = build_entry(EXPLORER, {**section, **own}, "explore")
     name = type(explorer).__name__
-    in_a_run = "use `perturn explore` and `perturn branch`"
+    in_a_run = "use `perturn collect` with a recipe"
     if explorer.traits.policy is not None:
         raise ConfigError(
             f"explorer {name} plays with policy {explorer.traits.policy!r} of a run, and collect has no run; leave out "

@@ -12,7 +12,7 @@ from perturn.explore.protocol import Explorer
 
 @dataclass(frozen=True)
 class FileEpisodes(Explorer):
-    """Read the episodes of a file, such as the output of `perturn import-logs`, and play none (docs: Logs you have).
+    """Read the episodes of a file, such as the output of `perturn import-logs`, and play none (docs: Import logs).
 
     Source: none is needed.
     Differs: nothing.
