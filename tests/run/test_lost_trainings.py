@@ -9,7 +9,7 @@ from perturn.errors import RunError
 from perturn.run.checkpoint_retention import last_checkpoint
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
-from perturn.run.stages.training_progress import TrainingProgress
+from perturn.run.training_metrics import TrainingProgress
 
 
 def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):

@@ -37,14 +37,13 @@ from perturn.run.checkpoint_retention import delete_unneeded, goes_on, keeps_ave
 from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.launch.driver import train_in_processes
-from perturn.run.metric_trackers import open_trackers
 from perturn.run.served_policy import policy_path
 from perturn.run.session import Session
 from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import base_episodes, heard
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
-from perturn.run.stages.training_progress import TrainingProgress
+from perturn.run.training_metrics import TrainingProgress, open_trackers
 from perturn.train_processes import from_leader, leads, world_size
 from perturn.training.pair_ranking import Ranking, ranked, ranking
 from perturn.training.turn_trainer import TurnTrainer

@@ -17,7 +17,7 @@ from perturn.errors import ConfigError, check_fit, within
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
 from perturn.policy.models import compute_dtype, context_length, device
-from perturn.run.metric_trackers import PROJECT
+from perturn.run.training_metrics import PROJECT
 from perturn.train_processes import share_of, world_size
 from perturn.training.credit_choice import choose_credit, make_loss
 from perturn.training.sharding import fsdp2

@@ -11,7 +11,7 @@ from perturn.config.recipe import read_recipe
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import ConfigError
 from perturn.run.execute import TRACKERS, check_trackers, open_run, run_stages
-from perturn.run.metric_trackers import open_trackers
+from perturn.run.training_metrics import open_trackers
 from perturn.types import Action, PreferencePair
 
 RECIPE = """
