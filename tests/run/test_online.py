@@ -14,19 +14,21 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.analysis.run_contents import read_run
 from perturn.audit import inspect, model_of
 from perturn.config.row_maker_settings import Limit, RowInputs
+from perturn.config.sections import ModelSettings
 from perturn.config.stages import stages
 from perturn.credit import CREDITS
 from perturn.data.group_account import read_credits, write_credits
-from perturn.data.run_folder import Run
+from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import OPTIMIZER
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, RunError
 from perturn.group import groups_of
 from perturn.rows.pairing import parting
 from perturn.run.execute import check, open_run, run_stages
-from perturn.run.export_run import export_policy
+from perturn.run.export_run import export_policy, export_rows, model_card
 from perturn.run.session import make_renderer
 from perturn.run.stages import group_stage
 from perturn.run.stages.credit_stage import credit_groups
@@ -142,6 +144,51 @@ def test_what_starts_from_a_policy_that_was_deleted_cannot_be_made_again(online,
 
     assert "was not kept" in remedy
     assert "rm -r" not in remedy
+
+
+def test_a_removed_stage_is_not_made_again_without_the_optimizer_that_it_went_on_with(
+    online, tmp_path, monkeypatch
+):
+    """Nothing is to be removed, and who removed all of it by hand is told, too: another optimizer would train."""
+    copy = tmp_path / "online"
+    shutil.copytree(online, copy)
+    monkeypatch.chdir(online.parent.parent)
+    monkeypatch.syspath_prepend(online.parent.parent)
+    (copy / "credits/anchor-rloo-003.jsonl").unlink()
+
+    with pytest.raises(RunError) as caught:
+        open_run(copy)
+    assert "ppo-clip-002/optimizer.pt was not kept" in str(caught.value)
+    assert "rm -r" not in str(caught.value)
+
+    shutil.rmtree(copy / "checkpoints/ppo-clip-003")
+    for name in ("metrics/align-003.jsonl", "evaluation/ppo-clip-003.jsonl"):
+        (copy / name).unlink()
+    with (
+        open_run(copy) as run,
+        pytest.raises(RunError, match=r"align-003 would go on with .*optimizer.pt, which was not kept"),
+    ):
+        run_stages(run)
+
+
+def test_the_episodes_of_all_iterations_are_exported(online, tmp_path):
+    counts = export_rows(online, "trl", tmp_path / "rows")
+
+    files = sorted((online / "trajectories").glob("explore-*.jsonl"))
+    assert len(files) == 3
+    assert counts["explored"] == sum(len(list(read_trajectories(file))) for file in files) == 36
+
+
+def test_the_card_of_a_policy_names_the_run_that_trained_it_first(online, tmp_path, monkeypatch):
+    """A path of this machine says nothing to others, and `base` in the scores is the policy of the first run."""
+    monkeypatch.chdir(online.parent.parent)
+    monkeypatch.syspath_prepend(online.parent.parent)
+    recipe = replace(resolve_recipe(online), model=ModelSettings(str(online / "checkpoints/ppo-clip-003")))
+
+    card = model_card(read_run(online), recipe, "ppo-clip-003")
+    assert "`tiny`, trained in run `online` to `ppo-clip-003`, post-trained turn by turn" in card
+    assert "`base` is `ppo-clip-003` of run `online`." in card
+    assert "[[" not in card
 
 
 def test_a_policy_is_exported_without_its_optimizer(online, tmp_path):

@@ -1,4 +1,4 @@
-"""Find the checkpoint to resume from, and delete files of earlier iterations that no later stage needs."""
+"""Find checkpoints to resume from, delete those that no later stage needs, and say what cannot be done without them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 from perturn.config.recipe import REWARD_MODEL, Recipe
-from perturn.config.stages import Stage, average_of, is_scored, mark, policy_of, reward_model_of
+from perturn.config.stages import Stage, average_of, is_scored, mark, policy_of, reward_model_of, stages
 from perturn.data.run_folder import Run
-from perturn.data.run_paths import OPTIMIZER
+from perturn.data.run_paths import OPTIMIZER, RunPaths
 from perturn.display.progress_bars import console
+from perturn.table import locate
 
 
 def goes_on(recipe: Recipe) -> bool:
@@ -53,3 +54,63 @@ def delete_unneeded(run: Run, stage: Stage) -> None:
         if keeps_average(recipe):
             files.append(run.paths.checkpoint(average_of(recipe, iteration)))
     run.delete([file for file in files if file.exists()])
+
+
+def has_optimizer(paths: RunPaths, recipe: Recipe, stage: Stage) -> bool:
+    """Return whether an alignment continues with an optimizer: whether an iteration before it has trained."""
+    earlier = (
+        paths.metrics(f"{stage.section}{mark(recipe, number)}") for number in range(1, stage.iteration)
+    )
+    return goes_on(recipe) and any(file.is_file() and file.stat().st_size for file in earlier)
+
+
+def first_missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
+    """Return the first missing file that a stage to be done again, or a stage that depends on it, would read.
+
+    `delete_unneeded` has deleted such a file, so the stage cannot be done again.
+    """
+    again, made = {name}, set[Path]()
+    for stage in stages(recipe):
+        if stage.name != name and not again.intersection(stage.needs):
+            continue
+        again.add(stage.name)
+        for path in _read_by(paths, recipe, stage):
+            if path not in made and not path.exists():
+                return path
+        made |= _made_by(paths, recipe, stage)
+    return None
+
+
+def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
+    """Return the policies, optimizers and learned quantities that a stage reads and that a run may have deleted."""
+    trains = stage.command == "train"
+    policies = [stage.start, stage.reference] if trains else [stage.policy]
+    found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
+    if stage.command == "credit" and recipe.reward_model is not None:
+        found.append(paths.checkpoint(reward_model_of(recipe, stage.iteration)))
+    if stage.iteration == 1:
+        return found
+    if stage.command == "credit":
+        found += [paths.carried(name, mark(recipe, stage.iteration - 1)) for name in _carried(recipe)]
+    if stage.section == "align" and has_optimizer(paths, recipe, stage):
+        found.append(paths.checkpoint(stage.start) / OPTIMIZER[0])
+    return found
+
+
+def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
+    """Return the policies, optimizers and learned quantities that a stage makes."""
+    if stage.command == "credit":
+        return {paths.carried(name, stage.mark) for name in _carried(recipe)}
+    if stage.command != "train":
+        return set()
+    made = paths.checkpoint(stage.policy)
+    average = {paths.checkpoint(average_of(recipe, stage.iteration))} if keeps_average(recipe) else set()
+    return {made, made / OPTIMIZER[0], *average}
+
+
+def _carried(recipe: Recipe) -> list[str]:
+    """Return the names of the credit's quantities that are learned across iterations."""
+    assert recipe.align is not None
+    _, credit = locate("perturn.training.credit_choice:named_credit")(recipe.align.loss, recipe.credit)
+    found: list[str] = locate("perturn.quantities:carried_by")(credit.needs)
+    return found

@@ -29,7 +29,7 @@ from perturn.formats.read_rows import Row, is_numbered, open_rows, rows_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
 from perturn.run.ahead import look_ahead
-from perturn.run.checkpoint_retention import delete_unneeded
+from perturn.run.checkpoint_retention import delete_unneeded, first_missing
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
@@ -165,9 +165,14 @@ def _refuse_orphans(run: Run) -> None:
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
                 remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], need))
+                made_again = f"or have that made again too: rm -r {remedy}"
+                if missing := first_missing(run.paths, run.recipe, need):
+                    made_again = (
+                        f"it cannot be made again with what follows from it, since {missing} was not kept."
+                    )
                 raise RunError(
                     f"{run.folder}: {need} is to be done again, but {stage.name} was made from what it was; "
-                    f"restore it from a copy, or have that made again too: rm -r {remedy}"
+                    f"restore it from a copy; {made_again}"
                 )
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,25 @@ from perturn.analysis.run_summary import summary_of
 from perturn.chat.model_names import base_of
 from perturn.config.recipe import Recipe
 from perturn.config.stages import stages
+from perturn.data.file_seals import read_manifest, refuse_damage
 from perturn.data.run_folder import resolve_recipe
-from perturn.data.run_paths import OPTIMIZER
+from perturn.data.run_paths import OPTIMIZER, RunPaths, begun, checkpoint_of
+from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError, did_you_mean
 from perturn.formats.trl_rows import to_trl
 from perturn.io.atomic_write import replacing, write_whole
+from perturn.run.policy_origin import Maker, find_maker
 from perturn.table import locate, require_library
-from perturn.types import PreferencePair, Trajectory, failed, succeeded
+from perturn.types import PreferencePair, Trajectory, failed, succeeded, unfinished
 
 FORMS = ("trl", "datasets", "hub")
 
 
 def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     """Export a run's rows: `pairs`, `expert` (successful episodes) and `explored` (without FAILED episodes).
+
+    Pairs and explored episodes are of all iterations, in their order. An unfinished episode that a later iteration may
+    resume is left out.
 
     Args:
         run: The run folder.
@@ -47,7 +53,9 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     _refuse_existing(output)
     if form == "datasets":
         require_library("datasets", "export --to datasets", "datasets")
-    found = {name: [to_trl(row) for row in rows] for name, rows in _rows(read_run(run))}
+    seals = read_manifest(begun(run).folder)["files"]
+    refuse_damage(run, {file: one for file, one in seals.items() if one["stage"] and not checkpoint_of(file)})
+    found = {name: rows for name, kind in _rows(run).items() if (rows := [to_trl(row) for row in kind])}
     if not found:
         raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")
     with replacing(output) as fresh:
@@ -61,14 +69,23 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     return {name: len(rows) for name, rows in found.items()}
 
 
-def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[PreferencePair]]]:
-    """Yield the kinds of rows that the run has, each with its rows."""
-    if run.pairs:
-        yield "pairs", list(run.pairs)
-    if experts := [one for one in run.expert if succeeded(one)]:
-        yield "expert", experts
-    if explored := [one for one in run.explored if not failed(one) and one.turns]:
-        yield "explored", explored
+def _rows(run: Path) -> dict[str, Iterator[Trajectory] | Iterator[PreferencePair]]:
+    """Return the rows of a run by their kind."""
+    paths, marks = RunPaths(run), list(dict.fromkeys(stage.mark for stage in stages(resolve_recipe(run))))
+    pairs = [paths.pairs(each) for each in marks]
+    explored = [paths.trajectories(f"explore{each}") for each in marks]
+    explored = [file for file in explored if file.is_file()]
+    expert = [file for file in [paths.trajectories("expert")] if file.is_file()]
+    return {
+        "pairs": (pair for file in pairs if file.is_file() for pair in read_pairs(file)),
+        "expert": (one for file in expert for one in read_trajectories(file) if succeeded(one)),
+        "explored": (
+            one
+            for file in explored
+            for one in read_trajectories(file)
+            if one.turns and not failed(one) and (file == explored[-1] or not unfinished(one))
+        ),
+    }
 
 
 def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
@@ -121,17 +138,19 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["perturn", "agent", loss],
     }
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists():
-        head["base_model"] = recipe.model.name
+    makers = _makers(recipe)
+    first = makers[0].recipe if makers else recipe
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", first.model.name) and not Path(first.model.name).exists():
+        head["base_model"] = first.model.name
     scores = summary_of(run)
-    begun = "A Llama made from nothing" if recipe.base else f"`{recipe.model.name}`"
     lines = [
         f"# {recipe.name}: {policy}",
         "",
-        f"{begun}, post-trained turn by turn with Perturn, loss `{loss}`.",
+        f"{_origin(recipe, makers)}, post-trained turn by turn with Perturn, loss `{loss}`.",
         "",
         "## Scores",
         "",
+        *([f"`base` is `{makers[-1].policy}` of run `{makers[-1].recipe.name}`.", ""] if makers else []),
         *_score_table(scores),
         "",
         f"Protocol: {protocol_line(scores['protocol'])}."
@@ -153,6 +172,19 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n".join(lines) + "\n"
 
 
+def _makers(recipe: Recipe) -> list[Maker]:
+    """Return the runs whose policies a run begins with, the first run first; empty if it begins with a model."""
+    maker = find_maker(recipe)
+    return [] if maker is None else [*_makers(maker.recipe), maker]
+
+
+def _origin(recipe: Recipe, makers: Sequence[Maker]) -> str:
+    """Return the model that training began with, and the policies of other runs between it and this run."""
+    first = makers[0].recipe if makers else recipe
+    begun = "A Llama made from nothing" if first.base else f"`{first.model.name}`"
+    return begun + "".join(f", trained in run `{one.recipe.name}` to `{one.policy}`" for one in makers)
+
+
 def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a table with the scores of all policies of the run, to show the effect of training."""
     if not scores["policies"]:
@@ -162,7 +194,7 @@ def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in scores["policies"]:
         mean, success = (
-            f"{row[value]:.3f} [{interval(row[ends])}]"
+            f"{row[value]:.3f} {interval(row[ends])}"
             for value, ends in (("mean_score", "interval"), ("success_rate", "success_interval"))
         )
         yield f"| {row['name']} | {row['n']} | {mean} | {success} | {row['mean_turns']:.1f} |"

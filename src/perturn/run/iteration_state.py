@@ -12,8 +12,10 @@ from perturn.config.stages import Stage, average_of, keeps_adapters
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
 from perturn.episodes.seeds import seed_of
+from perturn.errors import RunError
 from perturn.io.atomic_write import replacing
 from perturn.policy.models import load_model
+from perturn.run.checkpoint_retention import has_optimizer
 from perturn.run.served_policy import policy_path
 from perturn.run.session import Session
 from perturn.train_processes import world_size
@@ -30,6 +32,11 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
     if stage.section != "align" or settings.minibatches is None:
         return
     before = run.paths.checkpoint(stage.start)
+    if has_optimizer(run.paths, recipe, stage) and not (before / OPTIMIZER[0]).is_file():
+        raise RunError(
+            f"{stage.name} would go on with {before / OPTIMIZER[0]}, which was not kept, so it cannot be done again; "
+            "restore its policy from a copy, or choose another name (name=...)."
+        )
     steps = continue_training(args, rows, settings.minibatches, settings.epochs, recipe.iterations, before)
     if steps <= settings.save_steps:  # only the end of the iteration is saved
         args.save_strategy = "no"

@@ -41,8 +41,9 @@ def policy_path(run: Run | Maker, policy: str) -> str:
     folder = run.paths.checkpoint(policy)
     if not (folder / "config.json").is_file():
         raise RunError(
-            f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
-            f"run: perturn train {run.paths.folder}"
+            f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); run: perturn "
+            f"train {run.paths.folder}. A policy of a past iteration was not kept: restore it from a copy, or choose "
+            "another name (name=...)."
         )
     return str(folder)
 

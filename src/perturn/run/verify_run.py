@@ -8,16 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from perturn.config.recipe import Recipe
-from perturn.config.stages import Stage, average_of, mark, reward_model_of, stages
 from perturn.data.file_seals import Damage, find_damage, own_digest, read_manifest
 from perturn.data.run_folder import resolve_recipe
-from perturn.data.run_paths import OPTIMIZER, RunPaths, begun
+from perturn.data.run_paths import RunPaths, begun
 from perturn.errors import RunError
-from perturn.run.checkpoint_retention import goes_on, keeps_average
+from perturn.run.checkpoint_retention import first_missing
 from perturn.run.execute import made_from
 from perturn.run.recorded_inputs import changes
-from perturn.table import locate
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
     if one.stage is None:
         return f"restore {folder / one.file} from a copy, or remove it; reports then lack what it says."
     recipe = resolve_recipe(folder)
-    if missing := _missing(RunPaths(folder), recipe, one.stage):
+    if missing := first_missing(RunPaths(folder), recipe, one.stage):
         return (
             f"restore what {one.stage} made from a copy; it cannot be made again with what follows from it, since "
             f"{missing} was not kept."
@@ -83,55 +80,6 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
         f"{removal}perturn run {folder}"
     )
-
-
-def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
-    """Return the first missing file that a stage, or a stage that depends on it, would read."""
-    again, made = {name}, set[Path]()
-    for stage in stages(recipe):
-        if stage.name != name and not again.intersection(stage.needs):
-            continue
-        again.add(stage.name)
-        for path in _read_by(paths, recipe, stage):
-            if path not in made and not path.exists():
-                return path
-        made |= _made_by(paths, recipe, stage)
-    return None
-
-
-def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
-    """Return the policies, optimizers and learned quantities that a stage reads and that a run may have deleted."""
-    trains = stage.command == "train"
-    policies = [stage.start, stage.reference] if trains else [stage.policy]
-    found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
-    if stage.command == "credit" and recipe.reward_model is not None:
-        found.append(paths.checkpoint(reward_model_of(recipe, stage.iteration)))
-    if stage.iteration == 1:
-        return found
-    if stage.command == "credit":
-        found += [paths.carried(name, mark(recipe, stage.iteration - 1)) for name in _carried(recipe)]
-    if stage.section == "align" and goes_on(recipe):
-        found.append(paths.checkpoint(stage.start) / OPTIMIZER[0])
-    return found
-
-
-def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
-    """Return the policies, optimizers and learned quantities that a stage makes."""
-    if stage.command == "credit":
-        return {paths.carried(name, stage.mark) for name in _carried(recipe)}
-    if stage.command != "train":
-        return set()
-    made = paths.checkpoint(stage.policy)
-    average = {paths.checkpoint(average_of(recipe, stage.iteration))} if keeps_average(recipe) else set()
-    return {made, made / OPTIMIZER[0], *average}
-
-
-def _carried(recipe: Recipe) -> list[str]:
-    """Return the names of the credit's quantities that are learned across iterations."""
-    assert recipe.align is not None
-    _, credit = locate("perturn.training.credit_choice:named_credit")(recipe.align.loss, recipe.credit)
-    found: list[str] = locate("perturn.quantities:carried_by")(credit.needs)
-    return found
 
 
 def print_verified(found: Verified, console: Console) -> None:
