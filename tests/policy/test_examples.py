@@ -277,3 +277,13 @@ def test_equal_weights_of_a_credit_that_reads_the_reference_are_logged(caplog, c
     assert (
         "gives all 2 turns the weight 1, so this training does not tell turns apart" in caplog.text
     ) == warned
+
+
+def test_weights_of_zero_are_logged(caplog):
+    """A credit of groups on conversations, each of which is a task of its own."""
+    for weights in ((0.0, 0.0), (0.0, 1.0)):
+        sides = tuple(torch.tensor([each]) for each in weights)
+        warn_of_equal_weights([Example(encoded(1, 2), encoded(1, 3), weight=sides)], Uniform())
+
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith("all 2 turns have the weight 0, so they do not train the policy.")

@@ -159,6 +159,7 @@ def test_own_metrics_read_the_values_of_the_rows(train):
     metrics = trainer.evaluate()
 
     assert calls == [None, None]
+    assert type(metrics["eval_seen_worst"]) is float  # a checkpoint cannot store numpy's numbers
     assert metrics["eval_seen_worst"] == pytest.approx(trainer.predict("seen").predictions["loss"].max())
     assert metrics["eval_seen_worst"] > metrics["eval_seen_loss"]
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.testing import assert_close
 
 import perturn
@@ -236,6 +237,32 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
     assert metrics[1]["loss"] < metrics[0]["loss"]
     assert_close(first, second, rtol=0, atol=1e-6)
     assert (first - other).abs().max() > 1e-5
+
+
+def test_a_trainer_removes_the_nulls_that_a_dataset_added(tokenizer, monkeypatch):
+    """Arrow gives each call the arguments of the other one; `TurnTrainer` sees that they come from a dataset."""
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}]
+    seen = []
+
+    class Stopped(Exception):
+        pass
+
+    def look(model, args, train_dataset, **_):
+        seen.append(train_dataset)
+        raise Stopped
+
+    monkeypatch.setattr("perturn.api.trainer.TurnTrainer", look)
+    trainer = perturn.Trainer(make_tiny_model(), loss="sft", tokenizer=tokenizer, use_cpu=True)
+    for given in (Dataset.from_list(rows), iter(rows)):
+        with pytest.raises(Stopped):
+            trainer.train(given)
+
+    assert isinstance(seen[0], Dataset)
+    assert seen[1] == rows
+    with pytest.raises(
+        ConfigError, match=r"rows must be rows, not a path, got .*\. perturn.train takes a path"
+    ):
+        trainer.train("rows.jsonl")
 
 
 def test_a_credit_that_does_not_say_what_it_reads_is_refused(experts):

@@ -99,6 +99,22 @@ def test_conversations_without_a_reward_are_no_explored_episodes(recipe, tmp_pat
     assert not (tmp_path / "theirs").exists()
 
 
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_episodes_of_texts_are_refused_before_a_loss_that_reads_sampled_tokens(words, recipe, tmp_path):
+    """With what they can be trained on. Episodes that FAILED are not trained on, and may hold anything."""
+    one = episode(0, 1.0)
+    texts = replace(one, turns=tuple(replace(turn, action=Action("go")) for turn in one.turns))
+    broken = replace(texts, sample=1, status=Status.FAILED, error="no box")
+    write_records(tmp_path / "theirs.jsonl", [broken, texts])
+    settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]
+
+    with pytest.raises(
+        DataError, match=r"theirs.jsonl:2: task 'a': turns\[0\].action holds no token_ids .*group-pairs"
+    ):
+        done("run", recipe, *settings, *words)
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_failures_without_environment_and_policy_are_episodes(recipe, tmp_path):
     """They have a task, and a reward of 0 is one."""
     rows = [replace(episode(sample, 0.0), environment="") for sample in range(2)]

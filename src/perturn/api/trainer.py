@@ -6,7 +6,7 @@ import copy
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -160,9 +160,12 @@ class Trainer:
             Metric, such as `loss` -> its average over the optimizer steps; empty without rows.
         """
         check_rows(rows)
-        rows = list(rows)
+        check_fit(
+            not isinstance(rows, str), "rows", "be rows, not a path", rows, "perturn.train takes a path."
+        )
+        rows = rows if isinstance(rows, Sized) else list(rows)  # a datasets.Dataset marks its nulls
         self.iteration += 1
-        if not rows:
+        if not len(rows):
             return {}
         args = self._config()
         continue_training(

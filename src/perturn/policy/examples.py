@@ -238,10 +238,16 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
 
 
 def warn_of_equal_weights(examples: Sequence[Example], credit: Any) -> None:
-    """Log that a credit which reads the reference gives all turns of a dataset the same weight."""
+    """Log that all turns have the weight 0, or that a credit which reads the reference gives them one weight."""
+    weights = [weight for example in examples for side in example.weight for weight in side.tolist()]
+    if weights and not any(weights):
+        _logger.warning(
+            "all %d turns have the weight 0, so they do not train the policy. A credit of groups needs several "
+            "trajectories of a task with different rewards; each conversation is a task of its own.",
+            len(weights),
+        )
     if not reads(credit.needs, Reference):
         return
-    weights = [weight for example in examples for side in example.weight for weight in side.tolist()]
     if len(weights) > 1 and len(set(weights)) == 1:
         _logger.warning(
             "%s gives all %d turns the weight %g, so this training does not tell turns apart. perturn inspect shows "

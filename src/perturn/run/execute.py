@@ -270,11 +270,33 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
         with within(f"{key}: ", DataError):
             open_rows(file)
         most = recipe.model.max_length
-        can_be_used = partial(_check_row, renderer, most, key == "explore.path")
+        sampled = key == "explore.path" and _reads_sampled(recipe)
+        can_be_used = partial(_check_row, renderer, most, key == "explore.path", sampled)
         deque(rows_of(user_path(file, key), kind, can_be_used), maxlen=0)
 
 
-def _check_row(renderer: Renderer | None, max_length: int | None, explored: bool, row: Row) -> None:
+def _reads_sampled(recipe: Recipe) -> bool:
+    """Return whether the alignment reads the log-probabilities with which its tokens were sampled."""
+    if recipe.align is None:
+        return False
+    loss = locate("perturn.training.credit_choice:make_loss")(recipe.align.loss, "align.loss")
+    return bool(loss.traits.needs_behavior)
+
+
+def _check_sampled(row: Trajectory) -> None:
+    """Reject an explored episode without the sampled tokens and their log-probabilities, which the loss reads."""
+    for index, turn in enumerate(row.turns if not failed(row) else ()):
+        if turn.carries_loss and (turn.action.token_ids is None or turn.action.logprobs is None):
+            raise DataError(
+                f"task {row.task.id!r:.80}: turns[{index}].action holds no token_ids with logprobs, which the loss of "
+                "align reads. Episodes that hold only texts can become pairs: rows={name: group-pairs}, credit=null "
+                "and align.loss={name: tlm-dre}."
+            )
+
+
+def _check_row(
+    renderer: Renderer | None, max_length: int | None, explored: bool, sampled: bool, row: Row
+) -> None:
     """Reject a user's row that the chat template rejects, a pair of equal sides, or an explored row without outcome.
 
     Rows that are not trained on are not checked.
@@ -284,6 +306,8 @@ def _check_row(renderer: Renderer | None, max_length: int | None, explored: bool
             "the row is a conversation, and has no task and no reward. `perturn import-logs` makes episodes of rows "
             "with `messages`, `reward` and `task`."
         )
+    if sampled and isinstance(row, Trajectory):
+        _check_sampled(row)
     if renderer is None:
         return
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row

@@ -98,6 +98,11 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
 
 def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[str]:
     """Yield an error message for each reason why a credit cannot give the turn weights for a loss."""
+    if loss.traits.rows == "labelled":
+        yield (
+            f"credit {name!r} has no effect with loss {trained!r}, which reads the weights of its labelled rows; leave "
+            "the credit out, or give a WeightedTrajectory with the weights."
+        )
     if credit.traits.needs_group and loss.traits.needs_rejected:
         yield (
             f"credit {name!r} compares the trajectories of a group, and loss {trained!r} the two "

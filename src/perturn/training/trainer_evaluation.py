@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction
-from transformers.trainer_utils import PredictionOutput
+from transformers.trainer_utils import PredictionOutput, denumpify_detensorize
 
 from perturn.errors import DataError, check_fit, did_you_mean
 from perturn.losses import TurnLogprobs
@@ -214,8 +214,10 @@ class EvaluatingTrainer(ShardedTrainer):
         values = self._row_values.take()
         found = self._means["eval"].take()
         if values and self.compute_metrics is not None:
-            found |= self.compute_metrics(EvalPrediction(cast(Any, values), cast(Any, None)))
-        output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": mean for name, mean in found.items()})
+            own = self.compute_metrics(EvalPrediction(cast(Any, values), cast(Any, None)))
+            found |= denumpify_detensorize(own)  # so that a checkpoint can store them
+        begin = f"{kwargs['metric_key_prefix']}_"
+        output.metrics.update({f"{begin}{name.removeprefix(begin)}": mean for name, mean in found.items()})
         return output._replace(predictions=values or None)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
