@@ -239,6 +239,15 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
     assert (first - other).abs().max() > 1e-5
 
 
+def test_a_policy_plays_under_the_rules_of_its_training():
+    """As `perturn evaluate` does; under the environment's own rules, all its turns are invalid."""
+    found = perturn.evaluate("tiny-agent", "alfworld-like", n=2)
+    other = perturn.evaluate("tiny-agent", "alfworld-like", n=2, protocol="alfworld-eto-react")
+
+    assert found.protocol["name"] == "alfworld-lab-action"
+    assert other.protocol["name"].startswith("alfworld-eto-react")
+
+
 def test_a_trainer_removes_the_nulls_that_a_dataset_added(tokenizer, monkeypatch):
     """Arrow gives each call the arguments of the other one; `TurnTrainer` sees that they come from a dataset."""
     rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}]

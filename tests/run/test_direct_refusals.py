@@ -158,6 +158,7 @@ def test_arguments_of_a_wrong_kind_are_rejected(own_environment, tiny_model, giv
         ({"loss": None}, "loss must name a loss"),
         ({"loss": "ppo-clip", "credit": "rlo"}, "Did you mean 'rloo'"),
         ({"loss": "tlm-dre", "credit": "rloo"}, "compares the trajectories of a group"),
+        ({"loss": "kto", "credit": "discount"}, "has no effect with loss 'kto'"),
     ],
 )
 def test_wrong_settings_of_a_trainer_are_rejected_at_once(settings, says):

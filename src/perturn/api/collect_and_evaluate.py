@@ -35,7 +35,7 @@ from perturn.faults import closing_world
 from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.protocol_rules import make_protocol, rules_for
-from perturn.run.score_recipe import scored_tasks, turn_tokens
+from perturn.run.score_recipe import learned_rules, scored_tasks, turn_tokens
 from perturn.run.stages.collect_stage import shown
 from perturn.run.stages.evaluate_stage import stamp
 from perturn.run.task_lists import choose_tasks
@@ -90,7 +90,8 @@ def collect(
         n: Number of tasks; the choice is deterministic. None: all.
         skip: Number of tasks to skip first.
         samples: Number of episodes per task.
-        protocol: Protocol or the name of a protocol; None: the environment's own protocol, or else the defaults.
+        protocol: Protocol or the name of a protocol; None: the rules under which the policy was
+            trained, if a run or the package has it; or else the environment's own protocol, or else the defaults.
         sampling: Sampling settings of actions; None: temperature 1.
         tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
         engine: Section `engine` for serving a Hub id or a folder; None: the local engine.
@@ -121,7 +122,9 @@ def collect(
         if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
-        rules = naming_user(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
+        rules = naming_user(
+            _rules(protocol, policy, environment, env, tasks[0]), None if policy == "expert" else speaks
+        )
     _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
@@ -213,7 +216,8 @@ def evaluate(
             An environment object is also possible; it plays one episode at a time and stays open.
         split: Split of the tasks; None: `test`, or the environment's own test split if it has no `test`.
         n: Number of tasks. Kinds of tasks keep about their shares in the split. None: 50, or all if there are fewer.
-        protocol: Protocol or the name of a protocol; None: the environment's own protocol, or else the defaults.
+        protocol: Protocol or the name of a protocol; None: the rules under which the policy was
+            trained, if a run or the package has it; or else the environment's own protocol, or else the defaults.
         sampling: Sampling settings of actions; None: the protocol's settings, or else greedy decoding.
         tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
         engine: Section `engine` for serving a Hub id or a folder; None: the local engine.
@@ -229,7 +233,7 @@ def evaluate(
     with closing_world(make()) as env:
         chosen = scored_tasks(env, split, n)
         tasks = choose_tasks(env, chosen)
-        rules = naming_user(_rules(protocol, env, tasks[0]), speaks)
+        rules = naming_user(_rules(protocol, policy, environment, env, tasks[0]), speaks)
         name = env.name
     how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)
@@ -282,11 +286,17 @@ def _section(environment: World) -> Section | None:
     return dict(environment) if isinstance(environment, Mapping) else None
 
 
-def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task) -> EpisodeProtocol:
+def _rules(
+    protocol: str | EpisodeProtocol | None, policy: Policy, environment: World, env: Environment, task: Task
+) -> EpisodeProtocol:
+    """Return the rules of episodes: those given, or else those of the policy's training, or else the environment's."""
     if isinstance(protocol, EpisodeProtocol):
         return protocol
     check_type("protocol", protocol, str | None, "the name of rules or a perturn.types.EpisodeProtocol")
-    return make_protocol(ProtocolSettings(**rules_for(protocol, env, lambda: task).settings))
+    world = environment.get("name") if isinstance(environment, Mapping) else environment
+    known = protocol is None and isinstance(policy, str | Path) and isinstance(world, str)
+    learned = learned_rules(str(policy), str(world)) if known else None
+    return make_protocol(ProtocolSettings(**(learned or rules_for(protocol, env, lambda: task)).settings))
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 Environment = Annotated[str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")]
 Split = Annotated[str | None, typer.Option(help="Split of the tasks; default: test.")]
-Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: the environment's.")]
+Rules = Annotated[
+    str | None,
+    typer.Option(help="Name in `list protocols`; default: the trained policy's, or else the environment's."),
+]
 
 
 @command(
