@@ -19,7 +19,7 @@ from perturn.data.store import write_records
 from perturn.run.execute import check
 from perturn.run.protocol_rules import ruled
 from perturn.table_index import table
-from perturn.types import PreferencePair
+from perturn.types import Action, PreferencePair
 from support.docs import PAGES, ROOT, blocks
 from support.states import episode
 
@@ -112,7 +112,9 @@ def test_sections_of_reference_pages_pass_the_checks_before_a_run(
     pair = [
         replace(episode(["start"] * turns, [1.0] * turns, sample=turns), prompt=asked) for turns in (1, 2)
     ]
-    write_records(tmp_path / "my_episodes.jsonl", pair)
+    sampled = Action("start", token_ids=(1, 2), logprobs=(-0.5, -0.5))
+    own = [replace(one, turns=tuple(replace(turn, action=sampled) for turn in one.turns)) for one in pair]
+    write_records(tmp_path / "my_episodes.jsonl", own)
     write_records(tmp_path / "my_rows.jsonl", [PreferencePair(*pair)])
     whole = {
         "name": "page",

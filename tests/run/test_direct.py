@@ -242,10 +242,10 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
 def test_a_policy_plays_under_the_rules_of_its_training():
     """As `perturn evaluate` does; under the environment's own rules, all its turns are invalid."""
     found = perturn.evaluate("tiny-agent", "alfworld-like", n=2)
-    other = perturn.evaluate("tiny-agent", "alfworld-like", n=2, protocol="alfworld-eto-react")
+    other = perturn.evaluate("tiny-agent", "alfworld-like", n=2, protocol="alfworld-eto")
 
     assert found.protocol["name"] == "alfworld-lab-action"
-    assert other.protocol["name"].startswith("alfworld-eto-react")
+    assert other.protocol["name"].startswith("alfworld-eto")
 
 
 def test_a_trainer_removes_the_nulls_that_a_dataset_added(tokenizer, monkeypatch):

@@ -32,11 +32,9 @@ def measure(
         str, typer.Option(help="Credits, with commas; all: each that can be computed.")
     ] = "all",
     episodes: Annotated[int, typer.Option(help="Episodes to measure.")] = 100,
-    continuations: Annotated[
-        int, typer.Option(help="Continuations from each point of an episode; at least 4.")
-    ] = 8,
+    continuations: Annotated[int, typer.Option(help="Continuations from each point; at least 4.")] = 8,
     iteration: Annotated[
-        int | None, typer.Option(help="Iteration to measure; default: the last whose policy was kept.")
+        int | None, typer.Option(help="Iteration; default: the last whose policy was kept.")
     ] = None,
     width: Annotated[float, typer.Option(help="Half-width of an interval, for --dry-run.")] = 0.1,
     gradients: Annotated[bool, typer.Option(help="Also compare the policy gradients of the credits.")] = True,
