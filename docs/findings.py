@@ -200,9 +200,9 @@ _HEAD = """# Results
 <!-- Made by docs/findings.py from the rows under studies/results; edit that file, not this page. -->
 
 This page has ten findings of the studies in this repository. A row of a figure is a comparison: the difference in
-points of success. The 95 % interval is for other tasks and other bases, or for other seeds if a study has one base. A star
-marks a primary comparison of a study. Its interval is wider, so that all primary intervals of a study hold in 95 % of
-studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
+points of success. The 95 % interval is for other tasks and other bases, or for other seeds if a study has one base. A
+star marks a primary comparison of a study. Its interval is wider, so that all primary intervals of a study hold in
+95 % of studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
 the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
 
 Studies ran on two CPU cores, one of them on 16. Unless a finding names another model, the policy is [the
@@ -215,7 +215,7 @@ _PAGES = """
 | page | question |
 |---|---|
 | [The laboratory](results/lab.md) | Does any method gain? Four methods with two seeds |
-| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What do `make demo` and `make demo-scienceworld` show? |
+| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What do the demos show? |
 | [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
 | [A weaker policy](results/weak.md), [a new kind of task](results/sixth-kind.md) | Do losses on pairs gain there too? |
 | [Ablations of tlm-DRE](results/ablations.md), [γ on WebShop](results/webshop.md) | Do its settings and γ matter? |

@@ -289,7 +289,7 @@ def _section(environment: World) -> Section | None:
 def _rules(
     protocol: str | EpisodeProtocol | None, policy: Policy, environment: World, env: Environment, task: Task
 ) -> EpisodeProtocol:
-    """Return the rules of episodes: those given, or else those of the policy's training, or else the environment's."""
+    """Return the given rules of episodes, or else the rules of the policy's training, or else the environment's."""
     if isinstance(protocol, EpisodeProtocol):
         return protocol
     check_type("protocol", protocol, str | None, "the name of rules or a perturn.types.EpisodeProtocol")
