@@ -202,8 +202,8 @@ _HEAD = """# Results
 This page has ten findings of the studies in this repository. A row of a figure is a comparison: the difference in
 points of success. The 95 % interval is for other tasks and other bases, or for other seeds if a study has one base. A
 star marks a primary comparison of a study. Its interval is wider, so that all primary intervals of a study hold in
-95 % of studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the claims of
-the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
+95 % of studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the
+claims of the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
 
 Studies ran on two CPU cores, one of them on 16. Unless a finding names another model, the policy is [the
 laboratory's](how-to/laboratory.md), with 0.9M parameters, on ALFWorld's games. A gain that is not seen here may
