@@ -280,7 +280,7 @@ def test_equal_weights_of_a_credit_that_reads_the_reference_are_logged(caplog, c
 
 
 def test_weights_of_zero_are_logged(caplog):
-    """A credit of groups on conversations, each of which is a task of its own."""
+    """A credit of groups finds no group among conversations, since each conversation is a task."""
     for weights in ((0.0, 0.0), (0.0, 1.0)):
         sides = tuple(torch.tensor([each]) for each in weights)
         warn_of_equal_weights([Example(encoded(1, 2), encoded(1, 3), weight=sides)], Uniform())

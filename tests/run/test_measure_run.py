@@ -19,7 +19,7 @@ from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_
 from perturn.measure.points import ContinuationFile
 from perturn.measure.weigh import weigh
 from perturn.report import write_report
-from perturn.report.measured import measured
+from perturn.report.measured import counts_said, measured
 from perturn.report.score_headings import HEADINGS, OF_TURNS
 from perturn.run.stages.credit_stage import explored_stages
 
@@ -294,6 +294,15 @@ def test_a_credit_that_raises_is_found_before_anything_is_played(run, monkeypatc
         measure_run(run, Wanted([f"{file}:Torn"], episodes=6, continuations=4))
 
 
+def test_counts_of_an_older_measurement_leave_out_what_it_lacks():
+    """It has no number of explored episodes."""
+    names = ("measured", "turns", "episodes", "tasks", "continuations", "played", "failed", "came_elsewhere")
+
+    said = counts_said(dict.fromkeys(names, 0))
+    assert said.startswith("0 of 0 turns were measured, in 0 episodes, of 0 tasks")
+    assert "FAILED" not in said
+
+
 def test_the_report_shows_the_measurement(run, monkeypatch):
     """A table of credits, a table of their thirds, and one episode turn by turn, with the caution on many credits."""
     monkeypatch.chdir(run.parents[1])
@@ -304,6 +313,7 @@ def test_the_report_shows_the_measurement(run, monkeypatch):
     assert [each["name"] for each in found["credits"]] == [*CREDITS, MEASURED]
     assert len(found["episode"]["turns"][0]["credits"]) == len(CREDITS)
     assert '<h2 id="measure">' in page
+    assert "in 6 of 12 explored episodes, of" in page
     assert "not corrected for the number of credits" in page
     assert "<summary>Scores by third of the episode</summary>" in page
     by_third = [(each["name"], each["third"]) for each in found["by_third"]]

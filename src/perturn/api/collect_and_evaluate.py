@@ -90,8 +90,8 @@ def collect(
         n: Number of tasks; the choice is deterministic. None: all.
         skip: Number of tasks to skip first.
         samples: Number of episodes per task.
-        protocol: Protocol or the name of a protocol; None: the rules under which the policy was
-            trained, if a run or the package has it; or else the environment's own protocol, or else the defaults.
+        protocol: Protocol or the name of a protocol; None: the rules of the policy's training if they are known, or
+            else the environment's own protocol, or else the defaults.
         sampling: Sampling settings of actions; None: temperature 1.
         tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
         engine: Section `engine` for serving a Hub id or a folder; None: the local engine.
@@ -122,9 +122,8 @@ def collect(
         if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
-        rules = naming_user(
-            _rules(protocol, policy, environment, env, tasks[0]), None if policy == "expert" else speaks
-        )
+        rules = _rules(protocol, policy, environment, env, tasks[0])
+        rules = rules if policy == "expert" else naming_user(rules, speaks)
     _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
@@ -216,8 +215,8 @@ def evaluate(
             An environment object is also possible; it plays one episode at a time and stays open.
         split: Split of the tasks; None: `test`, or the environment's own test split if it has no `test`.
         n: Number of tasks. Kinds of tasks keep about their shares in the split. None: 50, or all if there are fewer.
-        protocol: Protocol or the name of a protocol; None: the rules under which the policy was
-            trained, if a run or the package has it; or else the environment's own protocol, or else the defaults.
+        protocol: Protocol or the name of a protocol; None: the rules of the policy's training if they are known, or
+            else the environment's own protocol, or else the defaults.
         sampling: Sampling settings of actions; None: the protocol's settings, or else greedy decoding.
         tokenizer: Tokenizer of a transformers model; None: load it from the model's `name_or_path`.
         engine: Section `engine` for serving a Hub id or a folder; None: the local engine.

@@ -44,13 +44,15 @@ def counts_said(found: Mapping[str, Any]) -> str:
     """Return sentences that say how many turns and continuations a measurement has, and how many do not count.
 
     Args:
-        found: Content of `measured.json`.
+        found: Content of `measured.json`. A file from before the counts of explored episodes lacks them, and the text
+            leaves them out.
     """
+    explored = f" of {found['explored']} explored" if "explored" in found else ""
     said = (
-        f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} of {found['explored']} "
-        f"explored episodes, of {found['tasks']} tasks, with {found['continuations']} continuations from each point."
+        f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']}{explored} episodes, of "
+        f"{found['tasks']} tasks, with {found['continuations']} continuations from each point."
     )
-    if found["explored_failed"]:
+    if found.get("explored_failed"):
         said += f" {found['explored_failed']} explored episodes FAILED and cannot be measured."
     if found["failed"] + found["came_elsewhere"]:
         said += (
