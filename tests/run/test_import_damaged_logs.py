@@ -46,6 +46,20 @@ def test_hostile_records_are_in_one_bin_each_and_stop_nothing(bring):
     assert all("log.jsonl:" in fault for fault in account.shown_faults())
 
 
+def test_an_answer_that_no_episode_can_hold_loses_its_call_alone(bring):
+    """A negative token id; the call before it is kept."""
+    good, bad = chat("s", "a", "b", feedback="up")
+    bad["response"]["choices"][0]["token_ids"] = [-1, 2]
+
+    account, (kept,) = bring(good, bad)
+
+    assert dict(account.calls) == {"turns": 1, "unsupported": 1}
+    assert len(kept.turns) == 1
+    assert any(
+        "log.jsonl:2: answer: token_ids[0]: expected a number >= 0" in one for one in account.shown_faults()
+    )
+
+
 JUNK = [
     None,
     True,

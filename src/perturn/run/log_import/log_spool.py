@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from perturn.data.records import line_of
 from perturn.episodes.prefix_matching import Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Call, Score, Trace
@@ -88,8 +89,12 @@ def _packed(call: Call) -> tuple[str, bytes]:
     """Return a call as text for the database, and a digest of its content.
 
     Raises:
-        DataError: If the call's messages cannot be stored in an episode.
+        DataError: If the call's messages or its answer cannot be stored in an episode.
     """
+    try:
+        line_of(call.answer)  # its token ids may be negative, for example
+    except DataError as error:
+        raise DataError(f"{call.where}: answer: {error}") from error
     messages = in_call_order([*call.messages, call.answer.message()])
     content = {"messages": messages, "tools": list(call.tools)}
     if problem := fault(content, ""):
