@@ -308,3 +308,26 @@ def test_a_policy_that_drew_nothing_is_refused(drew, policy, said):
 def test_drawn_episodes_are_those_of_a_run(tmp_path):
     with pytest.raises(ConfigError, match="--drawn names a policy of a run"):
         drawn_by(write(tmp_path / "rows.jsonl", {"messages": say("a", "b")}), "sft")
+
+
+def test_with_a_loss_the_json_has_the_weight_of_each_loss_token(tiny_folder, tmp_path):
+    """They are the numbers of the coloured view: one confidence and one weight for all tokens of a turn."""
+    file = tmp_path / "pairs.jsonl"
+    write_pairs(file, [PAIR])
+
+    (row,) = [json.loads(line) for line in inspect_json(file, str(tiny_folder), loss_name="tlm-dre")]
+
+    coloured = re.findall(r"\[(\d): p=(\S+) w=([^\s\]]+)", shown(file, tiny_folder, "tlm-dre"))
+    tokens = [token for side in row.values() for token in side]
+    found = [
+        list(
+            dict.fromkeys(
+                (token["turn"], token["confidence"], token["weight"]) for token in side if token["loss"]
+            )
+        )
+        for side in row.values()
+    ]
+    told = [(str(turn), f"{p:.2f}", f"{w:.2g}") for side in found for turn, p, w in side]
+    assert told == coloured
+    assert len(told) == 3
+    assert all(("weight" in token) == token["loss"] for token in tokens)

@@ -25,10 +25,11 @@ from perturn.episodes.calls.call import Tools
 from perturn.episodes.tool_calls import understand
 from perturn.errors import DataError, ModelError
 from perturn.formats.json_stream import Record
-from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, read_branches, read_each
+from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row, read_branches, read_each
 from perturn.formats.row_sources import Source
 from perturn.formats.trl_rows import describe_unread
 from perturn.policy.examples import Example, count_unknown, encode_example
+from perturn.table import locate
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
@@ -36,7 +37,11 @@ _EXAMPLES = 5
 
 
 def audit(
-    data: Path, model: str, max_length: int | None = None, chat_template: str | None = None
+    data: Path,
+    model: str,
+    max_length: int | None = None,
+    chat_template: str | None = None,
+    loss_name: str | None = None,
 ) -> dict[str, Any]:
     """Examine training data as training would read it, without training.
 
@@ -47,10 +52,13 @@ def audit(
         max_length: Length limit in tokens. None: the run's limit, or else the model's context length.
         chat_template: Name, file or Jinja text of a chat template. None: the run's chat template, or else the
             tokenizer's.
+        loss_name: Loss that would train on the rows; rows that it cannot read are rejected. It does not apply to the
+            expert episodes of a run. None: rows of every kind are accepted.
 
     Raises:
-        PerturnError: If the data cannot be read, or the model does not exist.
+        PerturnError: If the data cannot be read, or the model or the loss does not exist.
     """
+    loss = locate("perturn.training.credit_choice:make_loss")({"name": loss_name}) if loss_name else None
     context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     run, recipe = RunPaths(data), recipe_of(data)
     parts = _files_of(run, recipe) if recipe else {"rows": data}
@@ -72,7 +80,7 @@ def audit(
         "template": template,
     }
     try:
-        view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+        view = view_of(data, model, loss_name, max_length, chat_template)
     except ModelError as error:
         template["problems"].append(str(error))
         return found
@@ -80,7 +88,9 @@ def audit(
         parts["branches"] = view.branches
     for name, file in parts.items():
         source = open_rows(file)
-        part = _Part(name, view, view.max_length or context or None, source)
+        part = _Part(
+            name, view, view.max_length or context or None, source, loss if name != "expert" else None
+        )
         for record, row in (read_branches if name == "branches" else read_each)(source, part.tally):
             part.add(record, row)
         found["parts"][name] = part.summary()
@@ -113,6 +123,8 @@ class _Part:
     view: View
     limit: int | None
     source: Source
+    loss: Any
+    """Loss that must be able to read the rows; None: any."""
     examples: list[Example] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -130,6 +142,11 @@ class _Part:
         try:
             if isinstance(row, DataError):
                 raise row
+            if self.loss is not None:
+                given = own_row(record.value) or record.value
+                locate("perturn.training.sampled_rows:as_row")(
+                    given, number, self.loss, filled=self.source.filled
+                )
             played = row.trajectory if isinstance(row, WeightedTrajectory) else row
             if any(map(failed, _sides(played))):
                 self.failed += 1

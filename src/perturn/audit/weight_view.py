@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,12 @@ def inspect_json(
     max_length: int | None = None,
     limit: int | None = None,
     chat_template: str | None = None,
+    loss_name: str | None = None,
 ) -> Iterator[str]:
     """Yield a JSON object for each row, with each side's tokens, their roles and turns, and whether they carry loss.
+
+    With a loss, each token that carries loss also has the `confidence` and the `weight` of its turn, and its `clip` if
+    the credit sets clip ranges. The model then computes every row that is shown.
 
     If the policy saw a shortened history, each turn is a separate sequence. Each token then has the number of its
     `sequence`.
@@ -54,7 +58,8 @@ def inspect_json(
         DataError: After the last row, if rows were rejected. The message names them.
     """
     _check_limit(limit)
-    view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+    view = view_of(data, model, loss_name, max_length, chat_template)
+    weigh = _weigher(model, view, known=bool(_given(data, view))) if loss_name else None
     source = open_rows(_file(data))
     refused: list[dict[str, Any]] = []
     is_empty = limit != 0
@@ -64,10 +69,10 @@ def inspect_json(
             refused.append(refused_text(record, str(found)))
             yield json.dumps(refused[-1])
             continue
-        sides = {"chosen": found.chosen, "rejected": found.rejected}
-        yield json.dumps(
-            {name: _tokens(side, view.tokenizer) if side else [] for name, side in sides.items()}
-        )
+        weights = weigh(found) if weigh else [{} for _ in found.sides]
+        sides = zip(found.sides, weights, _clips(found), strict=True)
+        tokens = [_tokens(*each, view.tokenizer) for each in sides]
+        yield json.dumps(dict(zip_longest(("chosen", "rejected"), tokens, fillvalue=[])))
     _refuse(source, refused, empty=is_empty)
 
 
@@ -152,7 +157,23 @@ def _check_limit(limit: int | None) -> None:
     check_fit(limit is None or limit >= 0, "limit", "be >= 0", limit)
 
 
-def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
+def _weigher(model: str, view: View, known: bool) -> Any:
+    """Return the function that weighs a row; see `turn_weigher`. `known` says whether all rows have weights."""
+    credit = None if known else locate("perturn.training.credit_choice:credit_of")(view.loss, view.credit)
+    return locate("perturn.policy.credit_weights:turn_weigher")(model, credit)
+
+
+def _clips(example: Example) -> list[dict[int, float]]:
+    """Return the factors on the clip range of each side's turns; they are empty if the credit sets none."""
+    clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
+    turns = (sorted(set(side.loss_turns)) for side in example.sides)
+    return [dict(zip(of_turns, clip, strict=False)) for of_turns, clip in zip(turns, clips, strict=True)]
+
+
+def _tokens(
+    side: Encoded, weights: dict[int, tuple[float, float]], clips: dict[int, float], tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Return each token of a side; see `inspect_json`. Turns without an entry in `weights` or `clips` have none."""
     return [
         {
             "id": token,
@@ -161,6 +182,8 @@ def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
             "turn": None if turn == NO_TURN else turn,
             "loss": turn != NO_TURN,
             **({"sequence": number} if len(side.starts) > 1 else {}),
+            **(dict(zip(("confidence", "weight"), weights[turn], strict=True)) if turn in weights else {}),
+            **({"clip": clips[turn]} if turn in weights and turn in clips else {}),
         }
         for number, span in enumerate(side.sequences)
         for token, role, turn in zip(side.ids[span], side.role[span], side.turn[span], strict=True)
@@ -194,25 +217,19 @@ def inspect(
     """
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
-    given = _given(data, view)
-    credit = None if given else locate("perturn.training.credit_choice:credit_of")(view.loss, view.credit)
+    weigh = _weigher(model_name, view, known=bool(_given(data, view)))
     source, tally = open_rows(_file(data)), Tally()
     rows = list(_encoded(source, data, view, tally))
     examples = {record.label: row for record, row in rows if isinstance(row, Example)}
     refused = [refused_text(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
     if examples:
         say_shapes(source, tally, console)
-        weighed = locate("perturn.policy.credit_weights:turn_weights")(
-            model_name, list(examples.values())[:limit], credit
-        )
-        for (label, example), weights in zip(examples.items(), weighed, strict=False):
-            clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
-            sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
-            for name, side, of_turns, clip in sides:
+        for label, example in islice(examples.items(), limit):
+            parts = zip(("chosen", "rejected"), example.sides, weigh(example), _clips(example), strict=False)
+            for name, side, weights, factors in parts:
                 of_pair = f" {name}" if len(example.sides) > 1 else ""
                 console.rule(f"{source.unit} {label}{of_pair}")
-                factors = dict(zip(of_turns, clip, strict=False))  # empty if the loss clips no turn
-                console.print(_coloured(side, of_turns, factors, view.tokenizer))
+                console.print(_coloured(side, weights, factors, view.tokenizer))
         _legend(console)
         _totals(console, list(examples.values()))
     _refuse(source, refused, empty=not rows)

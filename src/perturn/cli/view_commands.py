@@ -23,7 +23,7 @@ from perturn.table_index import LISTED, describe, methods
     "runs/demo-then --loss tlm-dpo",
     "runs/demo-then --check",
     "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
-    "data.jsonl --model smollm2-135m --json --limit 1",
+    "data.jsonl --model smollm2-135m --json --limit 1 --loss tlm-dre",
     "runs/demo-scienceworld --drawn sft --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
     codes="0 shown; 1 --check found rejected rows, or no row to train on; 2 a mistake, or malformed rows.",
@@ -38,11 +38,17 @@ def inspect(
         str | None, typer.Option("--model", help="Hub id, folder or bundled name; not needed for a run.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="Loss whose credit weighs the turns; default: the run's.")
+        str | None,
+        typer.Option(
+            help="Loss whose credit weighs the turns, or that reads rows of --check; default: the run's."
+        ),
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a JSON object per row; with --check, one object for all rows."),
+        typer.Option(
+            "--json",
+            help="Print a JSON object per row, with weights if --loss is given; with --check, one object.",
+        ),
     ] = False,
     check: Annotated[
         bool,
@@ -78,14 +84,14 @@ def inspect(
         )
     if check:
         with at_work("checking rows"):
-            found = audit(data, name, max_length, chat_template)
+            found = audit(data, name, max_length, chat_template, loss)
         if as_json:
             say_json(found)
         else:
             print_audit(found, results)
         raise typer.Exit(1 if found["refused"] or found["template"]["problems"] or not found["usable"] else 0)
     if as_json:
-        for line in inspect_json(data, name, max_length, limit, chat_template):
+        for line in inspect_json(data, name, max_length, limit, chat_template, loss):
             typer.echo(line)
     else:
         show(data, name, loss, results, max_length, 3 if limit is None else limit, chat_template)

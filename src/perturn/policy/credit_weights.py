@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -150,24 +151,23 @@ def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
     return list(values.split(carried.unique_consecutive(return_counts=True)[1].tolist()))
 
 
-def turn_weights(
-    model_name: str, examples: Sequence[Example], credit: Credit | None
-) -> Iterator[list[dict[int, tuple[float, float]]]]:
-    """Yield confidence and weight of each turn, for each side of each row, computed as in training.
+def turn_weigher(
+    model_name: str, credit: Credit | None
+) -> Callable[[Example], list[dict[int, tuple[float, float]]]]:
+    """Return a function that gives confidence and weight of each turn of a row, computed as in training.
 
     The confidence of a turn is the geometric mean of its tokens' probabilities under the reference policy. Rows that
     already have weights keep them and need no credit.
 
     Args:
-        model_name: Name of the reference policy; it is loaded only if there are rows.
-        examples: The rows.
+        model_name: Name of the reference policy; it is loaded for the first row.
         credit: Credit for rows without weights; None if all rows have weights.
 
-    Yields:
-        For each row one mapping per side, from the index of a turn to (confidence, weight).
+    Returns:
+        A function from a row to one mapping per side, from the index of a turn to (confidence, weight).
     """
-    model = load_model(model_name) if examples else None
-    return (_side_weights(model, example, credit) for example in examples)
+    model = cache(lambda: load_model(model_name))
+    return lambda example: _side_weights(model(), example, credit)
 
 
 def _side_weights(
