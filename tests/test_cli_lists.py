@@ -59,6 +59,19 @@ def test_help_of_a_command_fits_on_one_screen(perturn, monkeypatch, command):
     assert len(output.splitlines()) <= 40
 
 
+@pytest.mark.parametrize(("columns", "longest"), [("", 200), ("80", 80)])
+def test_tables_in_a_pipe_have_200_columns_unless_columns_is_set(columns, longest):
+    """A terminal's width does not matter there, and 80 columns would cut the tables of `watch --once`."""
+    given = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    given |= {"COLUMNS": columns} if columns else {}
+
+    listed = subprocess.run(
+        [PERTURN, "list", "recipes"], env=given, capture_output=True, text=True, timeout=60
+    )
+
+    assert max(map(len, listed.stdout.splitlines())) == longest
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shell_completes_commands(shell):
     """As the shell asks: `perturn wa` and the tab key."""

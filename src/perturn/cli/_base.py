@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,10 @@ def _options(
     results.quiet = notices.quiet = not leads()
 
 
-results = Console()
+_UNBROKEN = 200
+"""Columns of results that are written to a file or a pipe, so that tables there are whole."""
+
+results = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN)
 """Console for results. Notices and progress go to standard error."""
 
 
