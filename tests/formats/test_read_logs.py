@@ -124,6 +124,18 @@ def test_each_choice_of_a_response_is_a_call(entries):
     assert [(each.answer.text, each.ids) for each in found] == [("a", ("r#0",)), ("b", ("r#1",))]
 
 
+@pytest.mark.parametrize(
+    ("session", "scored"), [({"session_id": "s"}, [1, 0]), ({"trace_id": "t"}, [1, 0]), ({}, [1, 1])]
+)
+def test_the_score_of_a_response_counts_once_in_a_session(entries, session, scored):
+    """Choices of a session are turns of one episode, whose rewards are added; other choices are episodes."""
+    choices = [{"message": {"role": "assistant", "content": text}} for text in ("a", "b")]
+
+    found = calls(entries(chat("a", response={"id": "r", "choices": choices}, reward=0.5, **session)))
+
+    assert [len(each.scores) for each in found] == scored
+
+
 def test_an_answer_that_a_limit_cut_has_not_ended(entries):
     cut = chat("hi")
     cut["response"]["choices"][0]["finish_reason"] = "length"

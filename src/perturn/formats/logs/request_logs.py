@@ -107,7 +107,11 @@ def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Stored) -> Iterator[Entry]:
-    """Yield a call for each choice of a record's response. A record without a request yields its scores."""
+    """Yield a call for each choice of a record's response. A record without a request yields its scores.
+
+    Choices of a session share an episode, whose rewards are added, so only the first choice has the record's scores.
+    Other choices are episodes of their own, and each has the scores.
+    """
     request = _request(record)
     scores = tuple(scores_in(record, fields))
     if not request:
@@ -143,6 +147,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     identity = text_id(mapping(response).get("id"))
     if fresh and identity is not None and identity not in stored:  # so that no chain is circular
         stored[identity] = before, [*fresh, *mapping(response)["output"]]
+    is_shared = (session or trace) is not None
     for index, answer in enumerate(answers):
         ids = ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id"))
         yield Call(
@@ -157,7 +162,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
             model=str(
                 first(mapping(response), "model") or first(request, "model") or record.get("model") or ""
             ),
-            scores=scores,
+            scores=() if is_shared and index else scores,
             task=task_in(record, fields),
         )
 
