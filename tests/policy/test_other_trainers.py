@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from perturn import TurnConfig, TurnTrainer
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.training.memory_errors import memory_remedies
+from support.models import make_tiny_model
 
 PAIR = {
     "prompt": [{"role": "user", "content": "go"}],
@@ -53,6 +54,23 @@ def test_arguments_of_other_trainers_are_named(tmp_path, argument, says):
 def test_settings_that_packing_breaks_are_rejected(tmp_path, config, says):
     with pytest.raises((ConfigError, ValueError), match=says):
         trainer(tmp_path, config=config)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "says"),
+    [
+        (
+            "tiny-agent",
+            "tiny-agent",
+            r"processing_class must be a tokenizer \(.*\), not its name, got 'tiny-agent'\.",
+        ),
+        (make_tiny_model(), None, "a tokenizer is missing, .*; give it as processing_class="),
+    ],
+    ids=["name", "none"],
+)
+def test_a_tokenizer_is_asked_for_by_the_name_of_the_argument(tmp_path, model, given, says):
+    with pytest.raises(ConfigError, match=says):
+        trainer(tmp_path, model=model, processing_class=given)
 
 
 def test_settings_of_another_trainer_are_rejected(tmp_path):

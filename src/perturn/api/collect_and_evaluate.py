@@ -15,7 +15,7 @@ from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
 from perturn.api.side_models import beside, judge_of, judged, naming_user, user_of
 from perturn.chat.control_tokens import declared_ends
-from perturn.chat.model_names import for_engine
+from perturn.chat.model_names import for_engine, tokenizer_of
 from perturn.chat.tokens import Renderer
 from perturn.config.explorer_settings import ExploreSettings
 from perturn.config.parsing import build, parse, to_mapping
@@ -32,7 +32,7 @@ from perturn.errors import ConfigError, check_fit, check_type, required
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.faults import closing_world
-from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
+from perturn.policy.models import context_length, load_policy, weights_digest
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.protocol_rules import make_protocol, rules_for
 from perturn.run.score_recipe import learned_rules, scored_tasks, turn_tokens

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from transformers.trainer_callback import PrinterCallback
 
 from perturn.api.arguments import check_rows
+from perturn.chat.model_names import tokenizer_of
 from perturn.episodes.seeds import seed_of
 from perturn.errors import check_belongs, check_fit
-from perturn.policy.models import tokenizer_of
 from perturn.run.iteration_state import continue_training
 from perturn.training.credit_choice import loss_and_credit
 from perturn.training.turn_config import TurnConfig, section

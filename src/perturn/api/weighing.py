@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from perturn.api.arguments import trajectories_in
+from perturn.chat.model_names import tokenizer_of
 from perturn.config.parsing import section_of
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.errors import check_fit, check_known, check_provided, required
 from perturn.group import FAILURES, counted, groups_of
-from perturn.policy.models import tokenizer_of
 from perturn.quantities import compute, given, policies_of, wanted
 from perturn.quantities.answer_turns import MARK
 from perturn.quantities.protocol import ACTED, REFERENCE

@@ -20,7 +20,7 @@ from perturn.engines.lora_files import CONFIG as _ADAPTERS
 from perturn.engines.lora_files import WEIGHTS as _WEIGHTS
 from perturn.engines.lora_files import LowRank, adapter_config, low_rank
 from perturn.engines.tinker.stored_policy import AT_SERVICE
-from perturn.errors import ModelError, closest
+from perturn.errors import ModelError, check_fit, closest, required
 from perturn.io.atomic_write import replacing
 from perturn.io.read_input import user_path
 from perturn.table import locate
@@ -252,6 +252,29 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
 def load_tokenizer(name: str, say: Callable[[str], None] = _logger.info) -> Any:
     """Load the tokenizer of a model; names as in `resolve_model`."""
     return from_pretrained("AutoTokenizer", name, say)
+
+
+def tokenizer_of(model: Any, given: Any = None, argument: str = "tokenizer") -> Any:
+    """Load the tokenizer of a model from the name or folder that the model was loaded from.
+
+    Args:
+        model: Name of a model, or a transformers model.
+        given: Tokenizer to return instead; None: load the model's own.
+        argument: Name of the caller's argument for `given`, for messages.
+
+    Raises:
+        ConfigError: If `model` is no model, does not record the name it was loaded from, or `given` is a name.
+    """
+    config = getattr(model, "config", None)
+    name = model if isinstance(model, str) else config and config.name_or_path
+    must = "be a Hub id, a folder or a transformers model, or to play an Engine"
+    check_fit(name is not None, "a model", must, model)
+    if given is not None:
+        must = "be a tokenizer (such as of AutoTokenizer.from_pretrained), not its name"
+        check_fit(not isinstance(given, str | Path), argument, must, given)
+        return given
+    reader = "the model does not say what it was loaded from"
+    return load_tokenizer(required(name or None, "a tokenizer", reader, f"give it as {argument}="))
 
 
 def load_config(name: str) -> Any:

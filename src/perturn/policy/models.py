@@ -35,7 +35,6 @@ from perturn.errors import (
     check_belongs,
     check_fit,
     check_known,
-    required,
 )
 from perturn.rotary import too_long, usable_length
 from perturn.table import guarded, locate, require_library
@@ -47,26 +46,6 @@ DTYPES = ("auto", "float32", "bfloat16")
 WORTH_BFLOAT16 = 256
 """Smallest hidden size for which bfloat16 is faster on a CPU that supports it; in narrower models, conversions cost
 more than they save (docs/internals/training.md)."""
-
-
-def tokenizer_of(model: Any, given: Any = None) -> Any:
-    """Load the tokenizer of a model from the name or folder that the model was loaded from.
-
-    Args:
-        model: Name of a model, or a transformers model.
-        given: Tokenizer to return instead; None: load the model's own.
-
-    Raises:
-        ConfigError: If `model` is no model, or does not record the name from which it was loaded.
-    """
-    config = getattr(model, "config", None)
-    name = model if isinstance(model, str) else config and config.name_or_path
-    must = "be a Hub id, a folder or a transformers model, or to play an Engine"
-    check_fit(name is not None, "a model", must, model)
-    if given is not None:
-        return given
-    reader = "the model does not say what it was loaded from"
-    return load_tokenizer(required(name or None, "a tokenizer", reader, "give it as tokenizer="))
 
 
 def dequantize(source: Path, file: str, target: Path) -> None:

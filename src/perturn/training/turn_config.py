@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sized
+import os
+from collections.abc import Collection, Iterator, Mapping, Set, Sized
 from dataclasses import dataclass, field, fields
 from inspect import signature
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
 from accelerate.utils import DistributedType
@@ -14,7 +17,7 @@ from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer import OPTIMIZER_NAME
 
-from perturn.bounds import SEED, bounds, texts
+from perturn.bounds import SEED, Bound, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
 from perturn.errors import ConfigError, check_fit, closest, within
@@ -124,6 +127,7 @@ class TurnConfig(TrainingArguments):
             value = getattr(self, name)
             if isinstance(value, str) and not value.startswith("{"):
                 setattr(self, name, {"name": value})
+        self._check_types()
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory only speeds up copies to an accelerator
             self.dataloader_pin_memory = False
@@ -137,10 +141,22 @@ class TurnConfig(TrainingArguments):
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
+    def _check_types(self) -> None:
+        """Reject a text where a number is expected, and for settings of this class every value of another type."""
+        own = {name for name in TurnConfig.__annotations__ if name not in TrainingArguments.__annotations__}
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name, None), frozenset(get_args(hint) or (hint,)) - {NoneType}
+            if value is not None and (expected := _kind_of(kinds, name in own)) is not None:
+                kind, said = expected
+                fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+                check_fit(fits, name, f"be {said}", value)
+
     def _check_bounds(self) -> None:
         """Reject numbers outside their bounds; `Train` declares the bounds of the settings that a recipe has too."""
         hints = get_type_hints(Train, include_extras=True)
         limits = [("seed", SEED), ("data_seed", SEED)]
+        counts = ("max_length", "episodes", "rows_per_batch", "schedule_steps")
+        limits += [(name, Bound(least=1)) for name in counts if getattr(self, name) is not None]
         limits += [
             (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
         ]
@@ -189,6 +205,23 @@ class TurnConfig(TrainingArguments):
                 num_training_steps=_MANY_STEPS,
                 scheduler_specific_kwargs=self.lr_scheduler_kwargs,  # type: ignore[arg-type]
             )
+
+
+def _kind_of(kinds: Set[Any], own: bool) -> tuple[Any, str] | None:
+    """Return the type of a setting's values, with its description; None if values are not checked.
+
+    Args:
+        kinds: Types in the hint of the setting, without None.
+        own: Whether `TurnConfig` declares the setting. The settings of transformers may be more lenient than their
+            hints, except that no text is a number.
+    """
+    if own and kinds == {int}:
+        return Integral, "a whole number"
+    if kinds and kinds <= {int, float}:
+        return Real, "a number"
+    if own and kinds == {bool}:
+        return bool, "true or false"
+    return (str | os.PathLike, "text") if own and kinds == {str} else None
 
 
 def _unknown_setting(name: str, known: Collection[str]) -> str:

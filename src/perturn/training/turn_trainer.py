@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perturn.chat.control_tokens import keep_ends
+from perturn.chat.model_names import tokenizer_of
 from perturn.chat.tokens import Renderer
 from perturn.errors import check_none
 from perturn.formats.read_rows import Row
@@ -39,7 +40,6 @@ from perturn.policy.models import (
     context_length,
     disable_dropout,
     load_model,
-    tokenizer_of,
 )
 from perturn.policy.packing import (
     Batch,
@@ -114,7 +114,9 @@ class TurnTrainer(EvaluatingTrainer):
         args = self.turn_args = config_of(args)
         self._read_settings(trainer)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
-        self.renderer = Renderer(tokenizer_of(model, processing_class), args.chat_template)
+        self.renderer = Renderer(
+            tokenizer_of(model, processing_class, "processing_class"), args.chat_template
+        )
         model = self._open(model, ref_model, peft_config)
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
