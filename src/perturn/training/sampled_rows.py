@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,9 @@ from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 _logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
+
+_ROUNDING = 1e-3
+"""Largest log-probability of a token, in nats. Rounding of an engine can give more than 0."""
 
 Needed = Mapping[str, Sequence[Any]]
 """Quantities that a policy computed for a credit, by keyword, one entry per trajectory."""
@@ -109,7 +113,7 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
         log mu of the loss tokens, in nats [loss tokens].
 
     Raises:
-        DataError: If an action does not have one log-probability for each of its tokens.
+        DataError: If an action does not have one log-probability for each of its tokens, or one is none.
     """
     found: list[float] = []
     for index in sorted(set(encoded.loss_turns)):
@@ -120,6 +124,12 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
                 f"task {trajectory.task.id!r}: turns[{index}].action must hold the log-probability that each of its "
                 f"{tokens} tokens was sampled with, and holds {held}; collect the episodes with an engine that gives "
                 "token_ids and logprobs, such as local or vllm."
+            )
+        wrong = next((value for value in action.logprobs if not -math.inf < value <= _ROUNDING), None)
+        if wrong is not None:
+            raise DataError(
+                f"task {trajectory.task.id!r}: turns[{index}].action.logprobs must be finite numbers of at most 0, the "
+                f"natural logarithms of probabilities, got {wrong}."
             )
         found += action.logprobs
     return torch.tensor(found)

@@ -280,6 +280,20 @@ def test_an_action_without_its_log_probabilities_is_refused_before_work(train, g
     assert "and holds 1; collect the episodes with an engine that gives token_ids and logprobs" in message
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), 0.5], ids=str)
+def test_a_log_probability_that_is_none_is_refused_before_work(train, groups, wrong):
+    """Of a probability of 0, or above 1; an engine's rounding may give slightly more than 0."""
+    rows = [
+        without(groups[i], logprobs=(value, *groups[i].turns[1].action.logprobs[1:]))
+        for i, value in ((1, 1e-7), (2, wrong))
+    ]
+
+    with pytest.raises(
+        DataError, match=rf"^train row 1: task 't/0': .* must be finite numbers of .*, got {wrong}\."
+    ):
+        train(rows)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
