@@ -254,7 +254,7 @@ def test_a_batch_without_rows_has_no_packs():
 def test_text_that_the_tokenizer_does_not_know_is_counted_and_logged(caplog, unknown, warned):
     """From 1 % of the tokens on: 1 and 2 of 150. An unknown token with another role is a token like any other."""
     tokenizer = SimpleNamespace(
-        unk_token="<?>", unk_token_id=9, bos_token_id=None, eos_token_id=2, pad_token_id=2
+        unk_token="<?>", unk_token_id=9, bos_token_id=None, eos_token_id=2, pad_token_id=2, chat_template=""
     )
     rows = [Example(encoded(*[9] * unknown, *[1] * (150 - unknown)))]
 
@@ -264,6 +264,23 @@ def test_text_that_the_tokenizer_does_not_know_is_counted_and_logged(caplog, unk
     assert ("train: 2 of 150 tokens are <?>, since the tokenizer" in caplog.text) == warned
     tokenizer.pad_token_id = 9
     assert count_unknown(rows, tokenizer) == 0
+
+
+@pytest.mark.parametrize("words", ["", "{{ tools }}", "{{ mood }}{{ tools }}"])
+def test_what_the_chat_template_does_not_read_is_counted_and_logged(caplog, words):
+    """Tools and template variables of rows, which the policy would never see."""
+    given = replace(trajectory("a"), tools=({"type": "function"},), template_kwargs={"mood": "calm"})
+    rows = [replace(Example(encoded(1, 2)), whole=(each,)) for each in (trajectory("a"), given)]
+    tokenizer = SimpleNamespace(
+        unk_token_id=None, bos_token_id=None, eos_token_id=2, pad_token_id=2, chat_template=words
+    )
+
+    warn_of_changes("train", rows, None, tokenizer)
+
+    missing = [name for name in ("mood", "tools") if name not in words]
+    assert [
+        name for name in ("mood", "tools") if f"train: 1 rows have {name}, which" in caplog.text
+    ] == missing
 
 
 @pytest.mark.parametrize(("credit", "weights", "warned"), [

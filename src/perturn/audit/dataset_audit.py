@@ -28,7 +28,7 @@ from perturn.formats.json_stream import Record
 from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row, read_branches, read_each
 from perturn.formats.row_sources import Source
 from perturn.formats.trl_rows import describe_unread
-from perturn.policy.examples import Example, count_unknown, encode_example
+from perturn.policy.examples import Example, count_unknown, encode_example, unread_by_template
 from perturn.table import locate
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -222,7 +222,7 @@ class _Part:
             "unit": self.source.unit,
             "shapes": dict(self.tally.shapes),
             "unread": describe_unread(self.tally.unread),
-            "notes": notes_on(self.tally),
+            "notes": [*notes_on(self.tally), *unread_by_template(self.examples, self.view.tokenizer)],
             "cut": {
                 "trajectories": sum(side.dropped_turns > 0 for side in sides),
                 "turns": sum(side.dropped_turns for side in sides),

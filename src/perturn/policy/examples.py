@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -197,11 +199,26 @@ def count_unknown(examples: Sequence[Example], tokenizer: Any) -> int:
     return sum(side.ids.count(unknown) for side in sides(examples))
 
 
+def unread_by_template(examples: Sequence[Example], tokenizer: Any) -> list[str]:
+    """Return sentences about tools and template variables that the chat template does not read, with counts."""
+    words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
+    counts: Counter[str] = Counter()
+    for example in examples:
+        given = {name for side in example.whole for name in side.template_kwargs}
+        given |= {"tools"} if any(side.tools for side in example.whole) else set()
+        counts.update(given - words)
+    remedies = {"tools": "choose another, such as chat_template=tools"}
+    return [
+        f"{count} rows have {name}, which the chat template does not read; {remedies.get(name, 'remove it')}."
+        for name, count in sorted(counts.items())
+    ]
+
+
 def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None, tokenizer: Any) -> None:
     """Log how much of a dataset the policy does not learn as it is written.
 
-    These are turns that are dropped, actions that contain control tokens as plain text, and text that the tokenizer
-    does not know.
+    These are turns that are dropped, actions that contain control tokens as plain text, text that the tokenizer does
+    not know, and tools that the chat template does not read.
 
     Args:
         name: Name of the dataset.
@@ -219,6 +236,8 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
             tokens,
             tokenizer.unk_token,
         )
+    for said in unread_by_template(examples, tokenizer):
+        _logger.warning("%s: %s", name, said)
     dropped = [side.dropped_turns for side in sides(examples) if side.dropped_turns]
     if dropped:
         _logger.warning(
