@@ -71,7 +71,12 @@ def measure(runs: Path) -> None:
             files = [f"trajectories/explore-{each:03d}.jsonl" for each in iterations]
             sampled += rows_of(folder, files, name, seed, states)
     for name, rows in (("greedy", greedy), ("sampled", sampled)):
-        pq.write_table(pa.Table.from_pylist(rows), ROWS / f"errors-{name}.parquet", compression="zstd")
+        pq.write_table(
+            pa.Table.from_pylist(rows),
+            ROWS / f"errors-{name}.parquet",
+            compression="zstd",
+            compression_level=19,
+        )
 
 
 def rows_of(

@@ -54,7 +54,13 @@ def main() -> None:
         json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8"
     )
     for name, rows in (("turns", turns), ("continuations", played)):
-        pq.write_table(pa.Table.from_pylist(rows), ROWS / f"{given.name}-{name}.parquet", compression="zstd")
+        pq.write_table(
+            pa.Table.from_pylist(rows),
+            ROWS / f"{given.name}-{name}.parquet",
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=name != "turns",  # numbers that hardly repeat
+        )
 
 
 if __name__ == "__main__":

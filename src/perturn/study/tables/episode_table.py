@@ -66,7 +66,7 @@ def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     )
     table = pa.Table.from_pylist(list(rows), schema=schema)
     with replacing(file) as fresh:
-        pq.write_table(table, fresh, compression="zstd")
+        pq.write_table(table, fresh, compression="zstd", compression_level=19)
 
 
 def read_episodes(file: Path) -> list[dict[str, Any]]:
