@@ -71,12 +71,8 @@ def measure(runs: Path) -> None:
             files = [f"trajectories/explore-{each:03d}.jsonl" for each in iterations]
             sampled += rows_of(folder, files, name, seed, states)
     for name, rows in (("greedy", greedy), ("sampled", sampled)):
-        pq.write_table(
-            pa.Table.from_pylist(rows),
-            ROWS / f"errors-{name}.parquet",
-            compression="zstd",
-            compression_level=19,
-        )
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, ROWS / f"errors-{name}.parquet", compression="zstd", compression_level=19)
 
 
 def rows_of(
