@@ -194,6 +194,10 @@ def test_the_command_line_prints_the_line_that_raised(monkeypatch, capsys):
             "bad_credit_of_a_user.py:Plain",
             "credit Plain has 'slope', which is no setting without a decorator",
         ),
+        (
+            {"name": "bad_credit_of_a_user.py:Plain", "slope": 1.0},
+            "class Plain has 'slope', which is no setting without a decorator",
+        ),
     ],
 )
 def test_a_credit_in_a_file_is_a_class_with_a_decorator(name, says):

@@ -145,7 +145,7 @@ def check_names(
     """
     settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
     if overrides:
-        _check_decorated(entry, kind, known)
+        check_decorated(entry, kind, known)
     public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
     declared = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
     meant = declared | {name: name for name in known}
@@ -159,7 +159,7 @@ def check_names(
             )
 
 
-def _check_decorated(entry: type, kind: str, known: Collection[str]) -> None:
+def check_decorated(entry: type, kind: str, known: Collection[str]) -> None:
     """Reject a class whose settings are no settings, since it lacks the decorator of a dataclass."""
     own = vars(entry)
     if "__dataclass_fields__" in own or "__init__" in own:

@@ -25,7 +25,7 @@ from perturn.errors import ConfigError, PerturnError, check_fit, check_type, clo
 from perturn.io.read_input import parse_yaml
 from perturn.io.user_code import load_object
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
-from perturn.table import making, name_of
+from perturn.table import check_decorated, making, name_of
 from perturn.table_index import entry_named
 from perturn.table_index import table as table_of
 
@@ -119,6 +119,8 @@ def parse(
     hints, marked = hints_of(kind, marked=False), hints_of(kind)
     for key, value in data.items():
         if str(key) not in settings:
+            if isinstance(kind, type) and str(key) in inspect.get_annotations(kind):
+                check_decorated(kind, "class", ())
             known = [_join(where, name) for name in settings]
             every = known if top is None else keys_of(top)
             further = [_join(where, name) for name in also]
