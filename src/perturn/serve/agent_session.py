@@ -36,8 +36,19 @@ class _Taken:
     turn: Turn
     conversation: str
     """Name that the engine uses for the conversation."""
+    calls: tuple[Call, ...] = ()
+    """Tool calls of the answer, with the ids that the client knows them by."""
     reward: float | None = None
     """Reward that the agent posted for the turn; None if it posted none."""
+
+    def answer(self) -> Message:
+        """Return the answer as a message, with the ids of its calls, by which a client names their results."""
+        message = self.turn.action.message()
+        calls = zip(message.get("tool_calls", ()), self.calls, strict=True)
+        return {
+            **message,
+            **({"tool_calls": [{**call, "id": known.id} for call, known in calls]} if self.calls else {}),
+        }
 
 
 @dataclass
@@ -163,7 +174,7 @@ class Session:
         turn = Turn(position.heard, action, state_key=state)
         forms = (message,) if given == message else (message, given)
         index = self._sequences.add(position, *forms)
-        self._taken.append(_Taken(position, opening, turn, prompt.conversation))
+        self._taken.append(_Taken(position, opening, turn, prompt.conversation, answer.calls))
         self._heads[prompt.conversation] = index
         self._of_response.setdefault(response, []).append(index)
         if position.broke is not None:
@@ -188,7 +199,7 @@ class Session:
         """
         index = self._turns_of(response)[0]
         chain = self._chain(index)
-        said = [message for each in chain for message in (*each.turn.observation, each.turn.action.message())]
+        said = [message for each in chain for message in (*each.turn.observation, each.answer())]
         return [*chain[0].opening.prompt, *said]
 
     def give_reward(self, reward: Any, response: str | None = None) -> None:
@@ -326,16 +337,16 @@ def read_action(action: Action, ask: Ask) -> Answer:
         )
     if action.reasoning:
         action = replace(action, reasoning=mended(action.reasoning))
+    written = action.text  # with its tool calls, in which a stop text may stand
     if fault((action.text, action.tool_calls), "action"):
         action = as_text(action)
     elif ask.tools and ask.reads_calls:
         action, _ = understand(action, ask.tools)
-    found = [(action.text.find(stop), stop) for stop in ask.stop if stop in action.text]
-    at, stop = min(found, default=(len(action.text), None))
+    stop = min((each for each in ask.stop if each in written), key=written.find, default=None)
     is_stopped = stop is not None and not action.ended
     return Answer(
         action,
-        action.text[:at] if is_stopped else action.text,
+        action.text.partition(str(stop))[0] if is_stopped else action.text,
         tuple(map(_call, action.tool_calls)),
         stop if is_stopped else None,
     )

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perturn.errors import StorageError
 from perturn.io.plain_data import error_text
 from perturn.serve.agent_session import Session
-from perturn.serve.exchange import Ask, Refusal, Reply
+from perturn.serve.exchange import Ask, Refusal, Reply, check_name
 from perturn.serve.protocols.chat import Chat
 from perturn.serve.protocols.common import ServedProtocol, Strict, check_plain, read_body
 from perturn.serve.protocols.messages import Messages
@@ -91,6 +91,8 @@ def make_app(sessions: SessionManager, key: str) -> ASGIApp:
             response = await handler(sessions, key, Request(scope, receive))
         except Refusal as error:
             response = _json(protocol.refusal(error), error.status)
+            if error.status == 409:  # which clients of OpenAI and Anthropic would repeat
+                response.headers["x-should-retry"] = "false"
         except ClientDisconnect:
             response = Response(status_code=_GONE)
         except StorageError as error:
@@ -127,10 +129,10 @@ async def _converse(
     name = _admit(key, request)
     ask = protocol.read(await _body(sessions, request))
     ask, session = sessions.session_of(ask, name)
-    response = protocol.new_id()
+    answering = sessions.answer(session, ask, session.position(), protocol.new_id())
     if ask.stream:
-        return await _streamed(protocol, sessions, request, ask, sessions.answer(session, ask, response))
-    reply = await _unless_gone(request, sessions.answer(session, ask, response))
+        return await _streamed(protocol, sessions, request, ask, answering)
+    reply = await _unless_gone(request, answering)
     return _json(protocol.write(reply, ask), session=session)
 
 
@@ -260,7 +262,7 @@ async def _state(sessions: SessionManager, key: str, request: Request) -> Respon
 async def _open(sessions: SessionManager, key: str, request: Request) -> Response:
     """Open a session for a task."""
     name = _named(key, request)
-    sessions.check_name(name)
+    check_name(name)
     given = read_body(_Opening, await _body(sessions, request))
     check_plain(given.data, "data")
     session = sessions.open(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from perturn.types import Action
+
+_NAME = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
 
 
 class Refusal(Exception):
@@ -23,6 +26,17 @@ class Refusal(Exception):
         """
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+
+
+def check_name(name: str) -> None:
+    """Check the name of a session.
+
+    Raises:
+        Refusal: If the name has a character that is not allowed, or is too long.
+    """
+    if not _NAME.fullmatch(name):
+        said = "session: expected up to 200 letters a-z, digits or . _ : = @ + , -"
+        raise Refusal(400, said, "invalid_session", "session")
 
 
 @dataclass(frozen=True)

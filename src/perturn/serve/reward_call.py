@@ -90,4 +90,6 @@ def _call(work: Callable[[], Any], tell: Callable[[_Outcome], None]) -> None:
         outcome: _Outcome = work(), None
     except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
         outcome = None, error
+    except BaseException as error:  # noqa: BLE001  such as CancelledError, which would cancel the endpoint's own task
+        outcome = None, RuntimeError(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
     tell(outcome)

@@ -6,7 +6,6 @@ All code in this module runs in the endpoint's event loop. Only the engine has i
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections import Counter, OrderedDict
@@ -16,20 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 from perturn.engines.engine_process import EngineProcess
-from perturn.episodes.prefix_matching import Sequences
+from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError
 from perturn.io.plain_data import error_text, named_error
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering, sampling_of
-from perturn.serve.exchange import Ask, Refusal, Reply
+from perturn.serve.exchange import Ask, Refusal, Reply, check_name
 from perturn.serve.record import LOST, Record
 from perturn.serve.request_parser import RequestParser, continued
 from perturn.serve.reward_call import Closed, Judge, RewardCall
 from perturn.serve.settings import ServeSettings
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
-_ID = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
 _REMEMBERED = 10_000
 """Number of ended sessions whose names are remembered."""
 
@@ -77,7 +75,7 @@ class SessionManager:
         Raises:
             Refusal: If the name is invalid, the session was cut, or too many sessions are open.
         """
-        self.check_name(name)
+        check_name(name)
         if name in self._sessions:
             return self._sessions[name]
         if self._ends.get(name, "ended") != "ended":
@@ -88,20 +86,6 @@ class SessionManager:
                 "session",
             )
         return self.open(name, Task(name), parser=parser)
-
-    def check_name(self, name: str) -> None:
-        """Check the name of a session.
-
-        Raises:
-            Refusal: If the name has a character that is not allowed, or is too long.
-        """
-        if not _ID.fullmatch(name):
-            raise Refusal(
-                400,
-                "session: expected up to 200 letters a-z, digits or . _ : = @ + , -",
-                "invalid_session",
-                "session",
-            )
 
     def known(self, name: str) -> Session:
         """Return an open session.
@@ -210,8 +194,14 @@ class SessionManager:
         name = f"auto-{secrets.token_hex(8)}"
         return self.open(name, Task(name), is_automatic=True, parser=parser)
 
-    async def answer(self, session: Session, ask: Ask, response: str) -> Reply:
+    async def answer(self, session: Session, ask: Ask, position: Position, response: str) -> Reply:
         """Answer a request, and record its turns.
+
+        Args:
+            session: The session of the request.
+            ask: The request.
+            position: Recorded turn that the request continues. Get it before another request of the session is read.
+            response: Id of the response.
 
         Raises:
             Refusal: If the request cannot be answered.
@@ -220,7 +210,6 @@ class SessionManager:
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
-        position = session.position()
         prompts = session.begin(position, ask)
         most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
         sampling = session.sampling or sampling_of(ask.temperature, ask.top_p, most)
@@ -281,6 +270,8 @@ class SessionManager:
     async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended.", "session_ended", "session")
+        if not len(session) and not truncated:
+            error = error or "the session ended without a turn, so no turn can have its reward."
         del self._sessions[session.id]
         self._forget(session)
         trajectory = self._trajectory(session, truncated, error)
@@ -358,6 +349,9 @@ class SessionManager:
         self, name: str, reward: float | None, success: bool | None, error: str | None, truncated: bool
     ) -> Trajectory:
         """End a session of a caller in this process if it is open, and return its episode."""
+        for ended in [each for each, of in self._ending.items() if of == name]:
+            with suppress(Refusal):  # if the episode could not be recorded, its session is still open
+                await asyncio.shield(ended)
         if name not in self._results:
             how = "cut: by its caller" if truncated else "ended"
             await self.finish(self.known(name), how, truncated=truncated, error=error)

@@ -200,10 +200,18 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _logprobs(reply: Reply, index: int) -> dict[str, Any]:
-    """Return the log-probability of each sampled token at temperature 1, in nats, including the end-of-turn token."""
+    """Return the log-probability of each sampled token at temperature 1, in nats, including the end-of-turn token.
+
+    A token that holds a part of a character has no `bytes`, since its text is not what the token stands for.
+    """
     found = zip(reply.token_texts[index], reply.answers[index].action.logprobs or (), strict=True)
     content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        {
+            "token": text,
+            "logprob": logprob,
+            "bytes": None if "\ufffd" in text else list(text.encode()),
+            "top_logprobs": [],
+        }
         for text, logprob in found
     ]
     return {"content": content, "refusal": None}

@@ -1,0 +1,173 @@
+"""Requests that arrive in the same turn of the event loop: the application is called without a network between."""
+
+import asyncio
+import json
+
+import pytest
+
+from perturn.serve.app import make_app
+from perturn.serve.session_manager import SessionManager
+from perturn.serve.settings import ServeSettings
+from perturn.types import Status, Task
+from support.scripted import Scripted, action
+
+CHAT = "v1/chat/completions"
+USER = {"role": "user", "content": "u"}
+TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("alpha", "beta")]
+
+
+def served(engine, work, judge=None):
+    """Return what `work(sessions, post)` returns, where `post` sends a request to the endpoint of an engine."""
+
+    async def run():
+        sessions = SessionManager(engine, ServeSettings(reward_seconds=30), None, judge, "agent", 0)
+        sessions.start()
+        app = make_app(sessions, "key")
+
+        async def post(path, **body):
+            """Return the status, the headers, and the body of a response."""
+            sent, given = (
+                [],
+                [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}],
+            )
+
+            async def receive():
+                return given.pop() if given else await asyncio.sleep(60)
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": f"/s/{path}", "query_string": b""}
+            await app(scope | {"headers": [(b"authorization", b"Bearer key")]}, receive, send)
+            found = b"".join(message.get("body", b"") for message in sent[1:]).decode()
+            return sent[0]["status"], dict(sent[0]["headers"]), found
+
+        try:
+            return await work(sessions, post)
+        finally:
+            await sessions.stop()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_parallel_requests_of_a_session_get_answers_to_their_own_messages(stream):
+    """A stream begins to answer after other requests were read."""
+    engine = Scripted(lambda prompt: f"to {prompt.observation[-1]['content']}")
+
+    async def work(sessions, post):
+        asked = [
+            post(f"s/{CHAT}", model="m", stream=stream, messages=[USER | {"content": word}]) for word in "ABC"
+        ]
+        answers = [body for _, _, body in await asyncio.gather(*asked)]
+        return answers, sessions.so_far("s")
+
+    answers, episode = served(engine, work)
+
+    assert [f"to {word}" in answer for word, answer in zip("ABC", answers, strict=True)] == [True] * 3
+    heard = {turn.observation[-1]["content"]: turn.action.text for turn in episode.turns}
+    assert heard == {word: f"to {word}" for word in "ABC"}
+
+
+@pytest.mark.parametrize("judge", [None, lambda episode: 1.0])
+def test_a_caller_that_ends_a_session_while_its_agent_does_gets_its_episode(judge):
+    """The agent's reward is being handled when the caller ends the session, such as at a time limit."""
+
+    async def work(sessions, post):
+        sessions.open("kept", Task("t"), 0, 0, is_kept=True)
+        await post(f"kept/{CHAT}", model="m", messages=[USER])
+        return await asyncio.gather(
+            post("kept/reward", reward=1.0), sessions.collect("kept", None, None, None, truncated=False)
+        )
+
+    (status, _, _), episode = served(Scripted(), work, judge)
+
+    assert status == 200
+    assert (episode.total_reward, episode.success, len(episode.turns)) == (1.0, True, 1)
+
+
+def test_a_client_is_told_not_to_repeat_a_request_of_a_session_that_has_ended():
+    """OpenAI's and Anthropic's clients repeat a 409, and would open the next sample of the task."""
+    waits = Scripted(lambda prompt: None)
+
+    async def work(sessions, post):
+        asked = asyncio.ensure_future(post(f"z/{CHAT}", model="m", messages=[USER]))
+        while not waits.asked:
+            await asyncio.sleep(0.001)
+        ended = await post("z/reward", reward=1.0)
+        return await asked, ended
+
+    (status, headers, body), ended = served(waits, work)
+
+    assert ended[0] == 200
+    assert (status, json.loads(body)["error"]["code"]) == (409, "session_ended")
+    assert headers[b"x-should-retry"] == b"false"
+
+
+def test_results_after_an_earlier_response_belong_to_the_calls_that_they_name():
+    """They may come in any order; the policy reads them in the order of its calls."""
+    calls = tuple({"type": "function", "function": {"name": tool["name"], "arguments": {}}} for tool in TOOLS)
+    engine = Scripted(lambda prompt: action("", tool_calls=calls) if not prompt.turns else "done")
+
+    async def work(sessions, post):
+        _, _, first = await post("r/v1/responses", model="m", input="go", tools=TOOLS)
+        ids = {item["name"]: item["call_id"] for item in json.loads(first)["output"]}
+        results = [
+            {"type": "function_call_output", "call_id": ids[name], "output": f"of {name}"}
+            for name in ("beta", "alpha")
+        ]
+        before = json.loads(first)["id"]
+        return await post(
+            "r/v1/responses", model="m", tools=TOOLS, previous_response_id=before, input=results
+        )
+
+    assert served(engine, work)[0] == 200
+    heard = [(message["name"], message["content"]) for message in engine.asked[1].observation]
+    assert heard == [("alpha", "of alpha"), ("beta", "of beta")]
+
+
+def test_a_stop_text_in_a_tool_call_ends_the_answer():
+    """The call is taken out of the text; the answer is not cut."""
+    wrote = '<tool_call>\n{"name": "alpha", "arguments": {}}\n</tool_call>'
+    engine = Scripted(lambda prompt: action(wrote, ended=False))
+    tools = [{"type": "function", "function": {"name": "alpha", "parameters": {"type": "object"}}}]
+
+    async def work(sessions, post):
+        given = {"tools": tools, "stop": ["</tool_call>"]}
+        return json.loads((await post(f"q/{CHAT}", model="m", messages=[USER], **given))[2])["choices"][0]
+
+    choice = served(engine, work)
+
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "alpha"
+
+
+def test_a_session_without_a_turn_fails():
+    """No turn can have its reward, so its success would belong to no reward."""
+
+    async def work(sessions, post):
+        sessions.open("empty", Task("t"), 0, 0, is_kept=True)
+        return await sessions.collect("empty", 1.0, None, None, truncated=False)
+
+    episode = served(Scripted(), work)
+
+    assert (episode.status, episode.success, episode.total_reward) == (Status.FAILED, False, 0)
+    assert "ended without a turn" in episode.error
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError("mine"), KeyboardInterrupt("mine")])
+def test_a_reward_function_may_raise_anything(error):
+    """Its episode fails at once; a cancellation is not the endpoint's own."""
+
+    def judge(episode):
+        raise error
+
+    async def work(sessions, post):
+        sessions.open("judged", Task("t"), 0, 0, is_kept=True)
+        await post(f"judged/{CHAT}", model="m", messages=[USER])
+        return await asyncio.wait_for(sessions.collect("judged", None, None, None, truncated=False), 20)
+
+    episode = served(Scripted(), work, judge)
+
+    assert episode.status is Status.FAILED
+    assert f"the reward function failed: it raised {type(error).__name__}: mine" in episode.error
