@@ -19,6 +19,11 @@ async def rollout(task, client):
         raise RuntimeError("a bug in the agent")
     if bad == "exit":
         sys.exit("gave up")
+    if bad == "leaves early":
+        await client.post(
+            f"{str(client.base_url).removesuffix('/v1/')}/reward", body={"reward": 0.5}, cast_to=object
+        )
+        sys.exit()
     if bad == "hang":
         await asyncio.sleep(600)
     if bad in ("leaves", "leaves and hangs"):

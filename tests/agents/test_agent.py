@@ -170,7 +170,7 @@ def test_prompts_are_those_of_a_built_in_episode(tmp_path):
 
 def test_functions_are_agents_too(tmp_path):
     """Each in a process of its own, with random numbers of its episode; requests at the same time are two turns."""
-    rows = [{"id": bad or "well", "bad": bad} for bad in ("", "crash", "exit")]
+    rows = [{"id": bad or "well", "bad": bad} for bad in ("", "crash", "exit", "leaves early")]
     rows += [{"id": "both", "at_once": 2}]
 
     found = {key[0]: one for key, one in played(agents(tmp_path, rows, function=FUNCTION)).items()}
@@ -179,6 +179,7 @@ def test_functions_are_agents_too(tmp_path):
     assert re.search("exit code 1; it wrote: .*RuntimeError: a bug in the agent", found["crash"].error)
     assert re.search("exit code 1; it wrote: gave up", found["exit"].error)
     assert (found["well"].total_reward, found["well"].success) == (0.25, True)
+    assert found["leaves early"].total_reward == 0.5  # sys.exit() without an argument means success
     assert [turn.follows for turn in found["both"].turns] == [None, OPENS]
 
 

@@ -23,7 +23,7 @@ from perturn.envs.trl_factory import TrlFactory
 from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.play_many import Job, play
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
-from perturn.errors import EnvironmentFailure
+from perturn.errors import EnvironmentFailure, WorldLost
 from perturn.faults import close_world
 from perturn.types import Action, EpisodeProtocol, Sampling, Status, Task
 
@@ -242,4 +242,35 @@ def test_a_coroutine_that_is_cancelled_says_so():
         loop.result(cancelled())
 
     assert loop.result(asyncio.sleep(0, "next")) == "next"
+    loop.close()
+
+
+@pytest.mark.parametrize("during", [0.0, 30.0], ids=["between calls", "during a call"])
+def test_a_background_task_that_fails_ends_the_call_and_not_the_next_episode(during):
+    """Asyncio then cancels the task that entered the group, in which all calls of the world run."""
+
+    class World:
+        async def reset(self):
+            self.group = asyncio.TaskGroup()
+            await self.group.__aenter__()
+            self.reader = self.group.create_task(self.read())
+            return "posed"
+
+        async def read(self):
+            await asyncio.sleep(0.05)
+            raise ConnectionResetError("the server died")
+
+        async def step(self):
+            await asyncio.sleep(during)
+            return "seen"
+
+    loop, world = WorldLoop(), World()
+    loop.result(world.reset())
+    if not during:
+        concurrent.futures.wait([loop._served], timeout=30)
+
+    with pytest.raises(WorldLost, match="a background task of the environment failed"):
+        loop.result(world.step())
+
+    assert loop.result(world.reset()) == "posed"
     loop.close()

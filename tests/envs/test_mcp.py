@@ -27,7 +27,13 @@ ROWS = [
         "actions": [{"name": "add", "arguments": {"a": 2, "b": 3}}],
     },
     {"prompt": "Say hello.", "kind": "talk", "split": "test"},
-    {"id": "user", "prompt": "Add 1 and 1 for me.", "user": "You want a sum.", "split": "test"},
+    {
+        "id": "user",
+        "prompt": "Add 1 and 1 for me.",
+        "user": "You want a sum.",
+        "split": "test",
+        "answer": "It is 2.",
+    },
 ]
 
 
@@ -219,7 +225,7 @@ def test_a_user_is_talked_to_until_the_talk_is_over(make):
     assert (opened.text, opened.user) == ("Add one and one.", None)
     assert [each["content"] for each in asked.user.heard[1:]] == ["Add one and one.", "It is 2."]
     assert asked.user.scripted == "###STOP###"
-    assert (end.terminated, end.reward) == (True, 0.0)
+    assert (end.terminated, end.reward) == (True, 1.0)  # of the last message to the user
 
 
 def test_the_expert_plays_the_calls_of_the_row(make):

@@ -10,16 +10,22 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import wraps
 from typing import Any, cast
 
 from perturn.engines.event_loop import EventLoop
+from perturn.errors import WorldLost
 from perturn.types import Environment
 
 _CORE = ("tasks", "reset", "step", "close")
 """Methods that are also looked up on the object itself, since they may be attributes of the object alone."""
 
+
+_CANCELLED = (
+    "the environment's event loop was cancelled: a background task of the environment failed, such as the reader of a "
+    "connection in a TaskGroup. Handle its exceptions in the environment."
+)
 
 Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]
 
@@ -39,6 +45,10 @@ class WorldLoop:
         """Return a value. An awaitable is awaited first, and an asynchronous generator is collected into a list.
 
         An exception of the coroutine is raised here.
+
+        Raises:
+            WorldLost: If the loop's task was cancelled, such as by a `TaskGroup` of the environment when one of its
+                other tasks failed. The next coroutine starts a new loop.
         """
         if inspect.isasyncgen(value):
             value = _all_of(value)
@@ -50,9 +60,16 @@ class WorldLoop:
                 self._begin()
             assert self._loop is not None
             self._loop.run(self._calls.put((value, answer)))
+            wait({answer, self._served}, return_when=FIRST_COMPLETED)
+            if not answer.done():
+                if inspect.iscoroutine(value):
+                    value.close()  # it may not have begun
+                raise WorldLost(_CANCELLED)
             return answer.result()
         finally:
-            if not answer.done():  # the caller was interrupted while the coroutine still runs
+            if (
+                not answer.done() or self._served.done()
+            ):  # or the caller was interrupted while the coroutine runs
                 self.close()
 
     def close(self) -> None:
@@ -65,25 +82,25 @@ class WorldLoop:
     def _begin(self) -> None:
         self._loop = EventLoop("perturn-world")
         self._calls: Calls = asyncio.Queue()
-        self._loop.start(_serve(self._calls))
+        self._served = self._loop.start(_serve(self._calls))
         self._ended = weakref.finalize(self, self._loop.stop)
 
 
 async def _serve(calls: Calls) -> None:
     """Await one call after the other until the loop ends.
 
-    Every exception of a call is passed to the caller, also `SystemExit`: otherwise it would end the loop, and the
-    caller would wait forever.
+    Every exception of a call is passed to the caller, also `SystemExit`: otherwise it would end this task. If the task
+    itself is cancelled, it ends, which the caller notices.
     """
     while True:
         work, answer = await calls.get()
         try:
             found = await work
         except BaseException as error:  # an environment is user code and may raise anything
-            answer.set_exception(error)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
+            answer.set_exception(error)
         else:
             answer.set_result(found)
 

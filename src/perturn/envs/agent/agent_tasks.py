@@ -12,9 +12,6 @@ from perturn.faults import task_fault
 from perturn.io.user_code import load_object
 from perturn.types import Task
 
-_OWN = ("id", "kind", "split")
-"""Keys of a row that set fields of the task. The whole row is also the task's data."""
-
 
 def read_tasks(
     source: str | Mapping[str, str], split: str, listed: Callable[[str], Sequence[Any]] | None = None
@@ -87,8 +84,11 @@ def _task(row: Any, where: str, number: int, split: str) -> Task:
 
 
 def plain(task: Task) -> dict[str, Any]:
-    """Return a task as the dict that an agent reads: the row's keys and values, with `id`, `kind` and `split`."""
-    return {**task.data, **{key: getattr(task, key) for key in _OWN}}
+    """Return a task as the dict that an agent reads: the row's keys and values, with `split`.
+
+    A row without `id` or `kind` gets the task's.
+    """
+    return {"id": task.id, "kind": task.kind, **task.data, "split": task.split}
 
 
 def sources_of(tasks: str | Mapping[str, str]) -> list[str]:

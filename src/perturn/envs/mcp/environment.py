@@ -80,8 +80,8 @@ class Mcp:
             servers: Settings of each server: `command`, and optionally `env`, `pass_env` and `cwd`.
             tasks: File of rows.
             reward: Function that returns the reward of an episode, as `module:function` or `file.py:function`. Its
-                arguments are the row, the answer, and the list of calls, each as `{name, arguments, result}`. None:
-                compare the answer with the row's answer.
+                arguments are the row, the answer, and the list of calls, each as `{name, arguments, result}`. The
+                answer is the policy's last message without calls. None: compare the answer with the row's answer.
             tools: Names of the tools that are offered. None: all.
             version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the settings.
             start_seconds: Time limit for starting a server, in seconds.
@@ -126,7 +126,7 @@ class Mcp:
                 f"{self.name} has no task {task.id!r}.{did_you_mean(task.id, self._rows)}"
             )
         self._open = McpServers(self._servers, **self._limits)
-        self._row, self._calls = row, list[dict[str, Any]]()
+        self._row, self._calls, self._said = row, list[dict[str, Any]](), ""
         offered = self._offered(self._open)
         if row.get("user") is None:
             return Observation(row["prompt"], tools=offered)
@@ -140,12 +140,13 @@ class Mcp:
             raise EnvironmentFailure(NO_EPISODE)
         if self._talk is not None and self._talk.waits:
             self._talk.hear(action)
-            return self._end(self._row, action) if self._talk.over else Observation(action)
+            return self._end(self._row, self._said) if self._talk.over else Observation(action)
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return Observation(_NO_ACTION, valid=False)
         if said.calls:
             return self._called(self._open, said.calls)
+        self._said = said.text
         return self._talk.hand_over(said.text) if self._talk is not None else self._end(self._row, said.text)
 
     def expert(self, task: Task) -> Sequence[str]:
