@@ -87,13 +87,14 @@ def test_kappa_is_that_of_the_weighted_table():
 
 
 def test_samples_tell_the_noise(measure, server):
-    """Samples 2 and 4 of each item: standard deviation 1, mean 3."""
+    """Samples 2 and 4 of each item: standard deviation sqrt(2), mean 3."""
     server.reply = lambda body, number: completion(f"[[{2 if body['seed'] == 0 else 4}]]")
     words = ["reward.judge.samples=2", "reward.judge.sampling.temperature=1.0"]
 
     found = measure(labeled(0, 3), labeled(1, 3), words=words)
 
-    assert (found["noise"], found["agreement"]["mean"], found["judgments"]) == (1.0, 1.0, 4)
+    assert found["noise"] == pytest.approx(2**0.5)
+    assert (found["agreement"]["mean"], found["judgments"]) == (1.0, 4)
     assert found["rank_correlation"] is None
 
 

@@ -53,7 +53,17 @@ def test_prices_of_the_engine_are_used():
     """20 questions: 20 * (260 * 2 + 90 * 10) / 1e6 = 0.0284."""
     (said,) = side_model_costs(recipe(engine=PRICED), FOUND)
 
-    assert "7k tokens, which cost at most 0.03 at the prices of its engine." in said
+    assert "7k tokens, which cost about 0.03 at the prices of its engine." in said
+
+
+def test_all_samples_of_an_evaluation_are_counted():
+    """2 x 10 explored episodes, and 4 x 3 x 5 scored ones."""
+    given = replace(recipe(), reward=None, user=User("m"))
+    given = replace(given, evaluate=replace(given.evaluate, samples=4))
+
+    (said,) = side_model_costs(given, FOUND)
+
+    assert said.startswith("The user is asked about 240 questions of 200 tokens")
 
 
 def test_a_simulated_user_is_asked_in_each_turn():

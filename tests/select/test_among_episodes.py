@@ -243,6 +243,23 @@ def test_a_function_that_gives_no_numbers_is_named(opened, own_environment, monk
         best(opened("own_environment:scores"), "base", DRAWN)
 
 
+@pytest.mark.parametrize("scores", [[1.0], [float("nan")] * 4, [(1.0, float("nan"))] * 4])
+def test_a_selector_that_gives_no_numbers_is_named(opened, tmp_path, monkeypatch, scores):
+    """A class is checked as a function is; -inf is a score."""
+    (tmp_path / "mine.py").write_text(
+        "from perturn.extend import SelectorTraits\n\nnan = float('nan')\n\n\n"
+        "class Bad:\n    traits = SelectorTraits()\n\n"
+        f"    def among_episodes(self, inputs):\n        return lambda episodes: {scores}\n\n"
+        "    def among_actions(self, inputs):\n        return lambda *_: []\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(
+        ConfigError, match=r"'mine\.py:Bad' must give one number for each of 4 candidates, got"
+    ):
+        best(opened("mine.py:Bad"), "base", DRAWN)
+
+
 def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(opened):
     silent = [episode("a", 0, 0.0, "x", logprobs=None)]
 

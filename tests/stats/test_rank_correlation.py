@@ -74,6 +74,16 @@ def test_a_rank_correlation_without_spread_between_clusters_is_not_known_exactly
     assert -1.0 <= found.low < 0.5
 
 
+def test_a_rank_correlation_that_rests_on_one_value_may_be_anything():
+    """Without the single zero of `a`, there is no correlation."""
+    a, b = [0.0] + [1.0] * 39, [0.0, 0.0] + [1.0] * 38
+
+    found = rank_correlation(a, b, range(40))
+
+    assert (found.low, found.high) == (-1.0, 1.0)
+    assert found.mean == pytest.approx(0.698, abs=1e-3)
+
+
 def test_rank_correlation_of_lists_of_unequal_length_is_refused():
     with pytest.raises(ValueError, match="got 1 and 2"):
         spearman([1.0], [1.0, 2.0])

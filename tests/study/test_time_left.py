@@ -11,14 +11,15 @@ from perturn.study.time_left import seconds_left
 SFT, RLOO, PPO = (("alfworld", name) for name in ("sft", "rloo", "ppo"))
 
 
-def conductor(to_do, spent=(), before=(), running=(), workers=2, unknown=(), scored=()):
+def conductor(to_do, spent=(), before=(), running=(), workers=2, unknown=(), scored=(), tuned=(0, 1)):
     """A stand-in for a study with cells to do, by folder, and times of finished cells."""
     cells = {folder: (SimpleNamespace(of=method, folder=folder), True) for folder, method in to_do.items()}
     board = SimpleNamespace(
         to_do=lambda: cells,
         scores_alone=lambda cell: cell.folder in scored,
         plan=SimpleNamespace(
-            points=dict.fromkeys([*to_do.values(), *unknown]), study=SimpleNamespace(seeds=[0, 1])
+            points=dict.fromkeys([*to_do.values(), *unknown]),
+            study=SimpleNamespace(seeds=[0, 1], tuned_seeds=tuned),
         ),
         chosen=dict.fromkeys(to_do.values()),
     )
@@ -61,3 +62,4 @@ def test_a_cell_that_is_only_scored_takes_as_long_as_others_that_were():
     assert seconds_left(conductor({"a": RLOO}, spent, scored=["a"])) == 4
     assert seconds_left(conductor({"a": SFT}, spent, scored=["a"])) == 4
     assert seconds_left(conductor({}, spent, unknown=[PPO])) == 2 * 4 / 2
+    assert seconds_left(conductor({}, spent, unknown=[PPO], tuned=[0])) == 100  # seed 1 is not trained yet

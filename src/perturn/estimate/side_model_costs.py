@@ -6,6 +6,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
 from perturn.config.stages import stages
 from perturn.estimate.episode_lengths import Episodes
+from perturn.estimate.training_work import expected_branches
 from perturn.run.judging.side_engines import checked_settings
 
 _CHARACTERS = 4
@@ -22,7 +23,11 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
     names = [stage.name for stage in stages(recipe)]
     explored = found.explore * sum(name.startswith("explore") for name in names)
     scored = found.evaluate * sum(name.startswith("evaluate") for name in names)
+    if recipe.evaluate:
+        scored *= recipe.evaluate.samples * recipe.evaluate.candidates("episodes")
     turns = found.policy_turns(learned=True)
+    if branching := sum(name.startswith("branch") for name in names):
+        explored += branching * round(expected_branches(recipe, found, turns).played)
     each, half = found.heard + found.said, (turns + 1) / 2
     lines = []
     if (judge := recipe.judge) is not None:
@@ -55,7 +60,7 @@ def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> 
     )
     if traits.prices is not None:
         price = asked * (length * traits.prices[0] + most * traits.prices[1]) / 1e6
-        said += f", which cost at most {price:.2f} at the prices of its engine"
+        said += f", which cost about {price:.2f} at the prices of its engine"
     if not traits.serves_checkpoints:
         said += f". What it may spend: {traits.spending}"
     return f"{said}."

@@ -35,7 +35,8 @@ def jackknife(
     Source: Tukey 1958, "Bias and confidence in not-quite large samples"; blocks as in Kott 2001, "The delete-a-group
     jackknife".
     Differs: the interval is centred on s, not on the mean of the pseudo-values, and is cut at the bounds. Without
-    spread it is the interval of equal values (see `mean_interval`).
+    spread it is the interval of equal values (see `mean_interval`). It extends to the bounds if the statistic is
+    undefined without some block, since s then rests on that block alone.
 
     Args:
         statistic: Function from a mask of the included units [units] to the statistic, or to None if it is undefined.
@@ -54,7 +55,9 @@ def jackknife(
     block = np.array([number[cluster] for cluster in clusters]) % blocks
     left = [statistic(block != g) for g in range(blocks)]
     pseudo = [blocks * found - (blocks - 1) * value for value in left if value is not None]
-    if len(pseudo) < blocks or np.ptp(pseudo) <= rounding(1.0, None):
+    if len(pseudo) < blocks:
+        low, high = -math.inf, math.inf
+    elif np.ptp(pseudo) <= rounding(1.0, None):
         low, high = interval_without_spread(found, blocks, confidence, bounds)
     else:
         error = float(np.std(pseudo, ddof=1)) / math.sqrt(blocks)

@@ -26,7 +26,8 @@ def seconds_left(conductor: Conductor) -> float | None:
         worker = conductor.running.get(folder)
         found.append(whole if worker is None else max(0.0, whole - (time.monotonic() - worker.began)))
     for method in unknown:
-        found += [_expected(conductor, method, True) or 0.0] * len(board.plan.study.seeds)
+        for seed in board.plan.study.seeds:  # on a seed of the tuning, the chosen point is trained
+            found.append(_expected(conductor, method, seed in board.plan.study.tuned_seeds) or 0.0)
     return max(sum(found) / conductor.crew.most(conductor.peak_gb), max(found, default=0.0))
 
 

@@ -91,8 +91,14 @@ def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[st
         "rank_correlation": _row(rank_correlation(rates, labels, units)),
         "bias": _row(mean_interval(differences, bounds=None)),
         "error": math.sqrt(fmean(each**2 for each in differences)),
-        "noise": math.sqrt(fmean(map(pvariance, several))) if several else None,
+        "noise": _pooled(several) if several else None,
     }
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> float:
+    """Return the pooled standard deviation of groups of at least two ratings each."""
+    squares = sum(len(group) * pvariance(group) for group in groups)
+    return math.sqrt(squares / sum(len(group) - 1 for group in groups))
 
 
 def _row(found: Estimate | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from perturn.data.store import read_trajectories
 from perturn.engines.candidates import with_candidates
 from perturn.episodes.episode import Job, understood
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, EngineFailure
+from perturn.errors import ConfigError, EngineFailure, check_fit
 from perturn.run.policy_origin import Maker, maker_of
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.served_policy import policy_path
@@ -109,7 +109,8 @@ class Selection:
         """
         whole = [one for one in drawn if not failed(one)]
         self._require_logprobs([turn.action for one in whole for turn in one.turns])
-        scores = dict(zip((one.key for one in whole), self._score(whole) if whole else (), strict=True))
+        found = self._checked(self._score(whole), len(whole)) if whole else []
+        scores = dict(zip((one.key for one in whole), found, strict=True))
         of_task: dict[str, list[Trajectory]] = defaultdict(list)
         for one in drawn:
             of_task[one.task.id].append(one)
@@ -147,8 +148,20 @@ class Selection:
             if not all(map(isfinite, actions[number].logprobs or ())):
                 return number
         self._require_logprobs(actions)
-        scores = self._score(task, prompt, actions)
+        scores = self._checked(self._score(task, prompt, actions), len(actions))
         return max(numbers, key=lambda number: (scores[number], -number))
+
+    def _checked(self, scores: Sequence[Any], count: int) -> Sequence[Any]:
+        """Return the scores of candidates; a tuple of numbers is a score too.
+
+        Raises:
+            ConfigError: If there is not one score for each candidate, or a score is NaN.
+        """
+        must = f"give one number for each of {count} candidates"
+        numbers = [part for each in scores for part in (each if isinstance(each, tuple) else (each,))]
+        fits = len(scores) == count and not any(part != part for part in numbers)
+        check_fit(fits, f"{SELECT}.name {self._name!r}", must, scores)
+        return scores
 
     def _require_logprobs(self, actions: Sequence[Action]) -> None:
         if "logprobs" in self._needs and actions and not any(one.logprobs for one in actions):

@@ -39,7 +39,7 @@ quantile is 12.7 for two values."""
 def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:
     """Return the pairs of both families: `primary`, corrected by Holm's method, and `others`, with q-values.
 
-    The model before training is in neither family.
+    The model before training is in neither family, unless the study compares it explicitly.
 
     Args:
         study: The study.
@@ -136,7 +136,7 @@ def _numbers(
             "between_tasks": found.spread.between_tasks,
             "within": found.spread.within,
         },
-        "smallest_difference": _smallest(found, size),
+        "smallest_difference": _smallest(found, size, len(difference[0])) if tested else None,
     }
 
 
@@ -183,12 +183,15 @@ def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence
             row.update({"corrected": row["p_value"], "corrected_of_tasks": row["p_value_of_tasks"]})
 
 
-def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
+def _smallest(found: CrossedComparison, comparisons: int, tasks: int) -> float | None:
     """Return the smallest true difference that this comparison would detect with probability `POWER`.
 
     The result uses the observed standard errors, and the level of the strictest step of the correction. It is None if
-    no score differed, since the variance of a difference is then unknown.
+    all differences are equal, since their variance is then unknown. It is also None if the test has no p-value below
+    the level with so few tasks: the smallest is 2 of 2 ** tasks.
     """
+    if 2.0 ** (1 - tasks) >= LEVEL / comparisons:
+        return None
     spreads = [one for one in (found.spread, found.spread_of_tasks) if one.error > 0]
     sizes = [
         smallest_difference(one.error, one.freedom, level=LEVEL / comparisons, power=POWER) for one in spreads

@@ -33,6 +33,11 @@ def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
     return {baseline: {"color": GREY, "symbol": "circle"}} | found
 
 
+def _end(end: float | None, scale: int) -> str:
+    """Return the end of an interval as text; a question mark if it is infinite."""
+    return "?" if end is None else f"{scale * end:+.3g}"
+
+
 def differences(
     comparisons: Sequence[Mapping[str, Any]], measure: str, style: Mapping[str, Any]
 ) -> go.Figure | None:
@@ -59,11 +64,11 @@ def differences(
         name="a seed",
         x=[scale * each["mean_difference"] for _, each in seeds],
         y=[name for name, _ in seeds],
-        customdata=[[each["seed"], *(scale * end for end in each["interval"])] for _, each in seeds],
+        customdata=[[each["seed"], *(_end(end, scale) for end in each["interval"])] for _, each in seeds],
         mode="markers",
         marker={"size": 8, "symbol": "line-ns-open", "color": GREY},
         hovertemplate="seed %{customdata[0]}: %{x:+.3g} "
-        "[%{customdata[1]:+.3g}, %{customdata[2]:+.3g}] over tasks<extra></extra>",
+        "[%{customdata[1]}, %{customdata[2]}] over tasks<extra></extra>",
     )
     figure.add_scatter(
         name="all seeds, with interval",

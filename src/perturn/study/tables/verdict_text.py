@@ -75,8 +75,10 @@ def _verdict(method: str, row: Mapping[str, Any], measure: str) -> str:
 def _limit(row: Mapping[str, Any], measure: str) -> str:
     """Return the size of a difference that would have been detected, as text."""
     size, most = row["smallest_difference"], 1.0
-    if size is None:
+    if not row["differs"]:
         return ": all of their episodes have equal results"
+    if size is None:
+        return "; with so few seeds or tasks, the size of a detectable difference is unknown"
     if measure == "success" and size > most:
         return "; with so few seeds, no difference could be detected, however large"
     unit = f"{100 * size:.1f} points" if measure == "success" else f"{size:.3f}"

@@ -249,7 +249,9 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Tuning is not finished, or methods were tuned on unequal numbers of episodes: {said}."
     for method, rows in points.items():
         best = max(row["success"]["mean"] or 0.0 for row in rows)
-        worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
+        worse = [
+            row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best - 1e-9
+        ]
         if worse:
             yield f"{method} was tested at {worse[0]}, which is not its best setting on the tuning tasks."
 
