@@ -97,6 +97,13 @@ def test_searched_trees_have_so_many_episodes_each(recipe):
     )  # three of four, where 3 - 1 more actions were drawn
 
 
+def test_a_group_is_assumed_to_give_one_pair(recipe):
+    """4 groups of 2 explored episodes, of which three of four give a pair."""
+    found = {step.name: step.work for step in make_plan(recipe, ["rows.name=group-pairs"], None).steps}
+
+    assert found["align"].startswith("3 pairs (assumed)")
+
+
 def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
     """8 explored ones, each played on before turns 1 and 2, so 16 groups, of which three of four give a pair."""
     words = ["rows.name=branch-pairs", "explore.name=branches", "explore.every=1", "explore.branches=3"]

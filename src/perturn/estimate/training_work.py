@@ -82,8 +82,13 @@ def expected_branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast
 
 
 def assumed_pairs(recipe: Recipe, found: Episodes) -> int:
-    """Return the assumed number of pairs: a share of the explored episodes, or of the branching points."""
-    groups = found.explore
+    """Return the assumed number of pairs: a share of explored episodes, of groups of episodes, or of branching points.
+
+    A row maker that compares the episodes of a group is assumed to make one pair of each group, its default.
+    """
+    groups: float = found.explore
+    if recipe.explore and recipe.rows and recipe.rows.traits.several_samples:
+        groups /= recipe.explore.samples
     if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
         groups = expected_branches(recipe, found, found.policy_turns(True)).points
     return round(KEPT * groups)
