@@ -12,6 +12,7 @@ from perturn.adapters.host_batches import (
     weigh_episodes,
 )
 from perturn.adapters.host_credits import STATES, host_credit, read_aspects
+from perturn.adapters.verl import Estimator
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
@@ -72,6 +73,67 @@ def test_sequences_of_one_episode_are_weighed_as_one():
     found, returns = weigh_batch(HostBatch(mask, rewards, ["g", "g", "g"], episodes=["a", "a", "b"]), credit)
     assert found.tolist() == [[1, 0, 1], [1, 0, 0], [-1, -1, 0]]
     assert returns.tolist() == found.tolist()
+
+
+def test_sequences_of_an_episode_may_come_in_any_order():
+    """With their places, weights are those of the order of play."""
+    mask = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 1, 0]])
+    rewards = torch.tensor([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]])
+    states = [["a", "b"], ["c"], ["a"]]
+    credit = host_credit("host", {"name": "gigpo", "gamma": 0.5}, {STATES: None})
+    ordered = HostBatch(mask, rewards, ["g"] * 3, ["x", "x", "y"], states)
+    other = [2, 1, 0]
+    mixed = HostBatch(
+        mask[other],
+        rewards[other],
+        ["g"] * 3,
+        ["y", "x", "x"],
+        [states[row] for row in other],
+        places=[0, 10, 9],
+    )
+
+    found = [weigh_batch(batch, credit)[0] for batch in (ordered, mixed)]
+
+    torch.testing.assert_close(found[1], found[0][other])
+
+
+def test_what_was_recorded_for_a_masked_sequence_is_not_read():
+    """Hosts mask sequences that were cut: the score counts in the group, and no turn has their states."""
+    mask, rewards = torch.tensor([[0.0, 0, 0], [1, 0, 1]]), torch.tensor([[0.0, 0, 1], [0, 0, 0]])
+    credit = host_credit("host", {"name": "gigpo"}, {STATES: None})
+    batch = HostBatch(
+        mask, rewards, ["g", "g"], states=[["a", "b", "a"], ["a", "b"]], earned=[[1.0, 0, 0], None]
+    )
+
+    found, _ = weigh_batch(batch, credit)
+
+    assert not found[0].any()
+    assert (
+        found[1, 0] == found[1, 2] < 0
+    )  # alone with its states, so that only the episode's advantage is there
+
+
+def test_the_estimator_of_verl_orders_outputs_and_leaves_padding_out():
+    """Verl sorts sequences by length, repeats a session's score in each output, and copies fields to its padding."""
+    pad = f"pad{'0' * 32}"
+    mask = torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 0, 1], [1, 0, 0]])
+    rewards = torch.tensor([[0.0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]])
+    beside = {
+        "episodes": ["u_0", f"{pad}_0", "u_0", "u_1"],
+        "places": [1, 0, 0, 0],
+        "states": [["c"], ["a", "b"], ["a", "b"], ["a"]],
+        "earned": [None] * 4,
+        "values": None,
+    }
+    credit = host_credit("verl", {"name": "gigpo", "gamma": 0.9}, {STATES: None})
+
+    found, returns = Estimator(credit, beside)(rewards, mask, ["u", pad, "u", "u"])
+
+    group = [HostEpisode("u", [0, 0, 1.0], ["a", "b", "c"]), HostEpisode("u", [0.0], ["a"])]
+    first, second = credit.credit([one.trajectory(at) for at, one in enumerate(group)])
+    expected = [[first[2], first[2], 0], [0, 0, 0], [first[0], 0, first[1]], [second[0], 0, 0]]
+    torch.testing.assert_close(found, torch.tensor(expected).float())
+    assert torch.equal(returns, found)
 
 
 def test_values_are_read_at_the_first_token_of_a_turn_and_give_the_critics_target():

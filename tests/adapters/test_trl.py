@@ -109,6 +109,34 @@ def test_states_and_rewards_of_turns_come_from_environments(monkeypatch):
         assert not found[row][mask[row] == 0].any()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_more_may_be_recorded_than_a_completion_has_turns(monkeypatch, masked):
+    """TRL has cut off the last turns, or masked a whole completion."""
+    monkeypatch.setattr(Trainer, "credit", CREDITS["gigpo"](gamma=0.9))
+    batch, turns = batch_of(3)
+    batch["rewards"] = torch.arange(8.0).double()
+    if masked:
+        batch["completion_mask"][0] = 0
+    given = [
+        [
+            SimpleNamespace(state_keys=[*map(str, range(n + more))], turn_rewards=[0.1] * (n + more))
+            for n in turns
+        ]
+        for more in (0, 2)
+    ]
+
+    exact, surplus = (
+        Trainer(batch, environment_factory=object, environments=worlds)._generate_and_score_completions(
+            [{}] * 8
+        )
+        for worlds in given
+    )
+
+    assert exact["advantages"].shape == surplus["advantages"].shape
+    assert surplus["advantages"].isfinite().all()
+    assert surplus["advantages"][0].any() != masked
+
+
 def test_a_credit_of_states_needs_an_environment(monkeypatch):
     monkeypatch.setattr(Trainer, "credit", "gigpo")
     with pytest.raises(ConfigError, match="give an environment_factory or a rollout_func with state_keys"):

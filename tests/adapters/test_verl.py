@@ -108,9 +108,13 @@ def test_the_trainers_step_hands_over_states_and_joins_outputs_of_a_session(monk
             "actor_rollout_ref": {"rollout": {"n": 2}},
         }
     )
-    mask = [[1.0, 0, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]  # the first session has two outputs
-    rewards = [[0.0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    records = [{"state_keys": ["a", "b"]}, {"state_keys": ["c"]}, {"state_keys": ["a", "b"]}]
+    mask = [
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1.0, 0, 1, 0],
+    ]  # the first session has two outputs, which verl has reordered
+    rewards = [[0, 1, 0, 0], [0, 0, 0, 0], [0.0, 0, 1, 0]]
+    records = [{"state_keys": ["c"]}, {"state_keys": ["a", "b"]}, {"state_keys": ["a", "b"]}]
 
     def nested(rows):
         return torch.nested.nested_tensor(
@@ -131,11 +135,11 @@ def test_the_trainers_step_hands_over_states_and_joins_outputs_of_a_session(monk
         tq, "kv_batch_get", lambda select_fields, **_: queue.select(*select_fields, strict=False)
     )
     monkeypatch.setattr(tq, "kv_batch_put", lambda fields, **_: written.update(fields.items()))
-    meta = tq.KVBatchMeta(keys=["u_0_0", "u_0_1", "u_1_0"], partition_id="train", tags=[{}, {}, {}])
+    meta = tq.KVBatchMeta(keys=["u_0_1", "u_1_0", "u_0_0"], partition_id="train", tags=[{}, {}, {}])
     Trainer(config)._compute_advantage(meta, {})
     found = written["advantages"].to_padded_tensor(0.0)
     group = [HostEpisode("u", [0, 0, 1.0], ["a", "b", "c"]), HostEpisode("u", [0, 0.0], ["a", "b"])]
     first, second = CREDITS["gigpo"](gamma=0.9)([one.trajectory(at) for at, one in enumerate(group)])
-    assert_close(found[0], torch.tensor([first[0], 0, first[1], 0]).float())
-    assert_close(found[1], torch.tensor([first[2], first[2], 0, 0]).float())
-    assert_close(found[2], torch.tensor([second[0], 0, second[1], 0]).float())
+    assert_close(found[2], torch.tensor([first[0], 0, first[1], 0]).float())
+    assert_close(found[0], torch.tensor([first[2], first[2], 0, 0]).float())
+    assert_close(found[1], torch.tensor([second[0], 0, second[1], 0]).float())

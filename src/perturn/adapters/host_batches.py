@@ -18,6 +18,8 @@ from perturn.types import Action, Task, Trajectory, Turn
 
 Span = tuple[int, int]
 """Token range of a turn: index of its first token, and index after its last token."""
+_NO_TURN: list[Span] = [(0, 0)]
+"""Token ranges of a sequence without a trained token."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class HostEpisode:
 def turn_spans(mask: Sequence[float]) -> list[Span]:
     """Return the token ranges of the turns of a sequence: the runs of ones in its mask [tokens].
 
-    A mask without ones gives one empty turn, so that the sequence's reward still counts in its group.
+    A mask without ones gives one empty turn, so that the sequence's reward still counts in its group. Hosts mask whole
+    sequences that they cut, for example. What was recorded for the turns of such a sequence is not read.
     """
     spans: list[Span] = []
     start: int | None = None
@@ -87,7 +90,7 @@ def turn_spans(mask: Sequence[float]) -> list[Span]:
         elif not trained and start is not None:
             spans.append((start, at))
             start = None
-    return spans or [(0, 0)]
+    return spans or _NO_TURN
 
 
 def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
@@ -144,7 +147,7 @@ def weigh_episodes(
 
 @dataclass(frozen=True)
 class HostBatch:
-    """A batch of token sequences of a host. An episode may have several sequences, in the order of play."""
+    """A batch of token sequences of a host. An episode may have several sequences."""
 
     mask: Tensor
     """1 at tokens that the policy wrote, else 0 [sequences, tokens]. Each run of ones is a turn."""
@@ -160,6 +163,8 @@ class HostBatch:
     """Part of the episode's score that each turn earned `[sequences][turns]`; None: unknown."""
     values: Tensor | None = None
     """Value V before each token [sequences, tokens]; only V before the first token of a turn is read. None: unknown."""
+    places: Sequence[int] | None = None
+    """Place of each sequence in its episode, in the order of play [sequences]; None: sequences are in this order."""
 
 
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
@@ -173,6 +178,9 @@ def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
     rows: dict[Any, list[int]] = {}
     for row, name in enumerate(batch.episodes if batch.episodes is not None else range(len(spans))):
         rows.setdefault(name, []).append(row)
+    if batch.places is not None:
+        for own in rows.values():
+            own.sort(key=batch.places.__getitem__)
     episodes = [
         HostEpisode(
             str(batch.groups[own[0]]),
@@ -214,11 +222,34 @@ def _told(
         given: Entries of each sequence, or None `[sequences][turns]`.
         spans: Token ranges of the turns `[sequences][turns]`.
         rows: Indices of the episode's sequences.
-        empty: Entry for the turns of a sequence without entries.
+        empty: Entry for the turns of a sequence without entries, or without a trained token.
     """
     if given is None or all(given[row] is None for row in rows):
         return None
-    return [entry for row in rows for entry in (given[row] or [empty] * len(spans[row]))]
+    found: list[Any] = []
+    for row in rows:
+        if given[row] is not None and spans[row] == _NO_TURN:
+            found += fitted_states((), spans[row], row) if empty is None else [empty]
+        else:
+            found += given[row] or [empty] * len(spans[row])
+    return found
+
+
+def fitted_states(states: Sequence[Any], spans: Sequence[Span], row: int) -> list[Any]:
+    """Return a state key for each turn of a sequence; surplus keys at the end are left out.
+
+    Args:
+        states: Key of the state before each turn that was played.
+        spans: Token ranges of the turns.
+        row: Number of the sequence. If no token is trained, its key is one that no other sequence has.
+    """
+    return [f"sequence {row} without a turn"] if spans == _NO_TURN else list(states[: len(spans)])
+
+
+def fitted_rewards(rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
+    """Return a reward for each turn of a sequence; the last turn also has the surplus rewards at the end."""
+    last = len(spans) - 1
+    return [*rewards[:last], fsum(rewards[last:])] if len(rewards) > last else list(rewards)
 
 
 def on_tokens(weights: Sequence[Sequence[float]], spans: Sequence[Sequence[Span]], like: Tensor) -> Tensor:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from perturn.adapters.host_batches import HostEpisode, on_tokens, turn_spans, weigh_episodes
+from perturn.adapters.host_batches import (
+    HostEpisode,
+    Span,
+    fitted_rewards,
+    fitted_states,
+    on_tokens,
+    turn_spans,
+    weigh_episodes,
+)
 from perturn.adapters.host_credits import STATES, host_credit
 from perturn.credit import Credit
 
@@ -63,14 +71,34 @@ class PerTurnAdvantages(_Trainer):
         output = super()._generate_and_score_completions(inputs)
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         spans = [turn_spans(row) for row in mask.tolist()]
+        first = self.accelerator.process_index * len(spans)
         gathered = [
-            (len(own), self._told(at, row, _STATES), self._told(at, row, _REWARDS))
+            (len(own), *self._recorded(at, row, own, first + at))
             for at, (own, row) in enumerate(zip(spans, inputs, strict=True))
         ]
         numbers = self._weigh(gather_object(gathered))  # groups may be spread over processes
-        first = self.accelerator.process_index * len(spans)
         form = mask.to(output["advantages"].dtype)
         return {**output, "advantages": on_tokens(numbers[first : first + len(spans)], spans, form)}
+
+    def _recorded(
+        self, at: int, row: Mapping[str, Any], spans: Sequence[Span], number: int
+    ) -> tuple[Sequence[Any] | None, Sequence[float] | None]:
+        """Return the recorded states and rewards of an episode, for each turn of its completion.
+
+        More may be recorded than the completion has turns: TRL cuts off a tool's result that is too long, calls all
+        tools of a message one after the other, and may mask a whole completion.
+
+        Args:
+            at: Index of the episode in this process.
+            row: Inputs of the episode.
+            spans: Token ranges of the turns.
+            number: Index of the episode among those of all processes.
+        """
+        states, rewards = self._told(at, row, _STATES), self._told(at, row, _REWARDS)
+        return (
+            None if states is None else fitted_states(states, spans, number),
+            None if rewards is None else fitted_rewards(rewards, spans),
+        )
 
     def _told(self, at: int, row: Mapping[str, Any], name: str) -> Sequence[Any] | None:
         """Return the list `name` that a rollout or its environment recorded [turns]; None if there is none."""

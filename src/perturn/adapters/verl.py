@@ -10,20 +10,25 @@ for a trainer of `verl.trainer.ppo.v1`. The mixin also reads two lists that the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from perturn.adapters.host_batches import HostBatch, weigh_batch
 from perturn.adapters.host_credits import STATES, HostCredit, host_credit
 from perturn.credit import Credit
+from perturn.errors import check_fit
 from perturn.needs import Values, reads
 
 if TYPE_CHECKING:
 
     class _Trainer:
+        config: Any
+
         def __init__(self, config: Any) -> None: ...
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any: ...
 
@@ -31,6 +36,8 @@ else:
     _Trainer = object
 
 VERSIONS = ">=0.9,<0.10"
+_PADDING = re.compile("pad[0-9a-f]{32}")
+"""Pattern of the group of sequences with which verl fills a batch up."""
 
 _MIX = "mix perturn.adapters.verl.PerTurnAdvantages into the trainer, and"
 GIVES: Mapping[str, str | None] = {
@@ -46,7 +53,8 @@ class Estimator:
 
     credit: HostCredit
     beside: dict[str, Any] = field(default_factory=dict)
-    """Further fields of `HostBatch`, which `PerTurnAdvantages` sets in each step."""
+    """Further fields of `HostBatch`, which `PerTurnAdvantages` sets in each step. Among them is `places`, since verl
+    sorts the sequences of a batch by their lengths."""
 
     def __call__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], **_: Any
@@ -59,16 +67,33 @@ class Estimator:
             index: Name of each sequence's group [sequences].
         """
         sessions: Sequence[Any] = self.beside.get("episodes", range(len(index)))
-        last = {session: row for row, session in enumerate(sessions)}
+        places: Sequence[int] = self.beside.get("places", [0] * len(index))
+        last: dict[Any, int] = {}
+        for row in sorted(range(len(index)), key=places.__getitem__):
+            last[sessions[row]] = row
         rewards = (
             token_level_rewards.clone()
         )  # verl repeats a session's score in each of its outputs, and it counts only once
         rewards[[row for row, session in enumerate(sessions) if last[session] != row]] = 0
-        return weigh_batch(HostBatch(response_mask, rewards, index, **self.beside), self.credit)
+        played = [row for row, group in enumerate(index) if not _PADDING.fullmatch(str(group))]
+        given = {name: each if each is None else _rows(each, played) for name, each in self.beside.items()}
+        batch = HostBatch(response_mask[played], rewards[played], _rows(index, played), **given)
+        whole = torch.zeros_like(rewards), torch.zeros_like(rewards)
+        for into, numbers in zip(whole, weigh_batch(batch, self.credit), strict=True):
+            into[played] = numbers
+        return whole
+
+
+def _rows(given: Any, rows: Sequence[int]) -> Any:
+    """Return the entries of some sequences."""
+    return given[rows] if isinstance(given, Tensor) else [given[row] for row in rows]
 
 
 def register(credit: str | Mapping[str, Any] | Credit, name: str = "perturn") -> Estimator:
     """Register an advantage estimator in verl, which `algorithm.adv_estimator=NAME` then selects.
+
+    The estimator takes each output of an agent loop as an episode. If sessions have several outputs, use
+    `PerTurnAdvantages`.
 
     Args:
         credit: A credit, the name of a credit, or a section `credit`.
@@ -108,8 +133,14 @@ class PerTurnAdvantages(_Trainer):
         fields = ["extra_fields", *([Values.name] if needs_values else [])]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         records = data.pop("extra_fields").tolist()
+        keys = [key.rsplit("_", 1) for key in batch.keys]  # uid_session_output
+        alone = len({session for session, _ in keys}) == len(keys)
+        must, remedy = "be false if sessions have several outputs", "Only the last output keeps its rewards."
+        penalty = self.config.algorithm.use_kl_in_reward
+        check_fit(alone or not penalty, "algorithm.use_kl_in_reward", must, penalty, remedy)
         self._estimator.beside = {
-            "episodes": [key.rsplit("_", 1)[0] for key in batch.keys],  # a key is uid_session_output
+            "episodes": [session for session, _ in keys],
+            "places": [int(output) for _, output in keys],
             "states": [record.get("state_keys") for record in records],
             "earned": [record.get("turn_rewards") for record in records],
             "values": data.to_padded_tensor()[Values.name] if needs_values else None,

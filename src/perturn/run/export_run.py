@@ -16,12 +16,13 @@ from perturn.analysis.number_text import cost_lines, interval, protocol_line
 from perturn.analysis.run_contents import RecordedRun, read_run
 from perturn.analysis.run_summary import summary_of
 from perturn.chat.model_names import base_of
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import read_manifest, refuse_damage
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import OPTIMIZER, RunPaths, begun, checkpoint_of
 from perturn.data.store import read_pairs, read_trajectories
+from perturn.engines.tinker.stored_policy import stored_policy
 from perturn.errors import RunError, did_you_mean
 from perturn.formats.trl_rows import to_trl
 from perturn.io.atomic_write import replacing, write_whole
@@ -102,18 +103,23 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
         The policy's name.
 
     Raises:
-        RunError: If the run has no such trained policy, or `output` exists.
+        RunError: If the run has no such trained policy, a service stores its weights, or `output` exists.
     """
     _refuse_existing(output)
     recorded, recipe = read_run(run), resolve_recipe(run)
-    trained = [stage.policy for stage in stages(recipe) if stage.command == "train"]
-    trained = [name for name in trained if recorded.paths.checkpoint(name).is_dir()]
-    if not trained:
+    sections = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
+    trained = [name for name in sections if recorded.paths.checkpoint(name).is_dir()]
+    acting = [name for name in trained if sections[name] != REWARD_MODEL]
+    if not policy and not acting:
         raise RunError(f"{run} has no trained policy; run: perturn train {run}")
-    chosen = policy or trained[-1]
+    chosen = policy or acting[-1]
     if chosen not in trained:
         raise RunError(f"{run} has no trained policy {chosen!r}.{did_you_mean(chosen, trained)}")
     checkpoint = recorded.paths.checkpoint(chosen)
+    if (stored := stored_policy(checkpoint)) is not None:
+        raise RunError(
+            f"the weights of policy {chosen!r} are at {stored.service}, not in {checkpoint}; download them there."
+        )
     with replacing(output) as fresh:
         if base_of(checkpoint) is None:
             shutil.copytree(checkpoint, fresh, ignore=shutil.ignore_patterns(*OPTIMIZER))

@@ -12,7 +12,7 @@ from perturn.chat.model_names import for_engine
 from perturn.chat.templates import chat_template
 from perturn.cluster import Replicas
 from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import rank_of_loop, stages
 from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
@@ -191,11 +191,15 @@ def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str,
 
 
 def _policy_of(recipe: Recipe, policy: str) -> tuple[str, str]:
-    """Return the name and the folder of a run's policy; by default, of the policy that was trained last."""
+    """Return the name and the folder of a run's policy; by default, of the policy that was trained last.
+
+    A reward model is returned only by its name.
+    """
     paths = RunPaths(run_folder(recipe))
-    trained = [stage.policy for stage in stages(recipe) if stage.command == "train"]
-    there = [name for name in trained if (paths.checkpoint(name) / "config.json").is_file()]
-    wanted = policy or (there[-1] if there else "base")
+    sections = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
+    there = [name for name in sections if (paths.checkpoint(name) / "config.json").is_file()]
+    acting = [name for name in there if sections[name] != REWARD_MODEL]
+    wanted = policy or (acting[-1] if acting else "base")
     if wanted == "base" and recipe.base is None:
         return wanted, recipe.model.name
     if wanted not in there:

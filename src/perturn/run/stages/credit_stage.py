@@ -283,7 +283,9 @@ def _section(words: Sequence[str]) -> dict[str, Any]:
 def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
     """Return the name for the files of the weights."""
     label = _label(section) if name is None else name
-    check_fit(re.fullmatch(r"[\w.,=+-]*[\w+]", label), "--as", "be usable as a file's name", label)
+    fits = re.fullmatch(r"[\w.,=+-]*[\w+]", label) and not re.search(r"-\d{3,}$", label)
+    must = "be usable as a file's name, and not end like the mark of an iteration, -001"
+    check_fit(fits, "--as", must, label)
     other = None if against is None else _label({"name": against})
     must = f"differ from the name of the weights that --against {against} compares with"
     check_fit(label != other, "--as", must, label, "Give another name, such as --as again.")
