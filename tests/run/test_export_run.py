@@ -1,6 +1,7 @@
 """What others are given: rows that read back alike, and a policy with a card that a run's numbers stand in."""
 
 import json
+import shutil
 import sys
 
 import datasets
@@ -8,12 +9,16 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
+from perturn.engines.tinker.stored_policy import StoredPolicy
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats.trl_rows import from_trl, to_trl
 from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
 from perturn.run.export_run import export_policy, export_rows, push
+from perturn.run.served_policy import _policy_of
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+
+from .online import GROUPS, recipe_of
 
 TOOLS = ({"type": "function", "function": {"name": "ask", "parameters": {"type": "object"}}},)
 CALL = ({"type": "function", "function": {"name": "ask", "arguments": {"what": "time"}}},)
@@ -125,6 +130,36 @@ def test_any_trained_policy_can_be_had(run, tmp_path):
     with pytest.raises(RunError, match="has no trained policy 'tlm-dpo'"):
         export_policy(run, tmp_path / "other", "tlm-dpo")
     assert not (tmp_path / "other").exists()
+
+
+def test_weights_at_a_service_are_not_exported(run, tmp_path):
+    """The folder of such a policy has no weights, and names the service's address."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    StoredPolicy("tinker://m/weights/a", "base", 8, "https://service.example").write(
+        copy / "checkpoints/tlm-dre"
+    )
+
+    with pytest.raises(
+        RunError, match=r"the weights of policy 'tlm-dre' are at https://service\.example, not in"
+    ):
+        export_policy(copy, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_policy_that_is_served_is_no_reward_model(place):
+    """A run that was stopped between the training of its reward model and of its policy."""
+    reward = "reward={model: {learning_rate: 3.0e-3, batch_size: 2, epochs: 2}}"
+    recipe = recipe_of(
+        place, *GROUPS, "credit.name=oprl", reward, "iterations=2", f"output={place}", "name=stopped"
+    )
+    for name in ("ppo-clip-001", "prm-002"):
+        folder = place / "stopped" / "checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+    assert [_policy_of(recipe, name)[0] for name in ("", "prm-002")] == ["ppo-clip-001", "prm-002"]
 
 
 def test_the_hub_is_given_the_folder(tmp_path, monkeypatch):
