@@ -87,6 +87,35 @@ def test_each_token_has_its_logprob_under_its_own_version(versions, renderer, ca
     assert seen == {0, 1, 2}
 
 
+def test_a_turn_that_waits_does_not_keep_what_older_weights_computed(versions, renderer):
+    """It holds the keys and values of its conversation, and waits for memory while the weights are replaced."""
+    model = copy.deepcopy(versions[0][0])
+    room = 320 * LocalEngine(copy.deepcopy(model), renderer)._token_bytes / 1e9
+    engine = LocalEngine(model, renderer, cache_gigabytes=room, speculate=False)
+    engine.version = 0
+    (first,) = engine.generate([asked("a", seed=1)], SAMPLED)
+    engine.submit([asked("b", seed=2)], Sampling(temperature=1.0, max_new_tokens=60))
+    engine.advance()
+    turns = [Turn(asked("a").observation, first)]
+    engine.submit([asked("a", turns, 3)], Sampling(temperature=1.0, max_new_tokens=60))
+    engine.advance()
+    assert [bool(row.history.ids) for row in engine._waiting] == [True]
+
+    engine.swap_weights(versions[1][1], "new", 1)
+    answers = {}
+    while len(answers) < 2:
+        answers |= {one.conversation: answer for one, answer in engine.advance()}
+
+    action = answers["a#0"]
+    encoded = renderer.encode(
+        Trajectory(Task("a"), (*turns, Turn(asked("a").observation, action)), prompt=SYSTEM)
+    )
+    with torch.no_grad():
+        scored = action_logprobs(versions[1][0], lay_out([encoded]))
+    assert set(action.versions) == {1}
+    assert_close(torch.tensor(action.logprobs), scored[-len(action.logprobs) :], atol=1e-3, rtol=0)
+
+
 def test_without_a_version_nothing_is_said(tiny_model, renderer):
     """As before: the field is empty and is not written."""
     engine = LocalEngine(tiny_model, renderer)

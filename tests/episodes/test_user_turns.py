@@ -1,6 +1,7 @@
 """A user whom a model, a script or a record plays: episodes in which the environment hands over the user's turn."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -184,7 +185,14 @@ def test_policy_and_user_have_engines_of_their_own(kind):
     class Customer(Examiner):
         def generate(self, prompts, sampling):
             samplings.append(sampling)
+            self.is_busy = True
+            time.sleep(0.005)
+            self.is_busy = False
             return super().generate(prompts, sampling)
+
+        def forget(self, conversation):
+            assert not self.is_busy  # engines are no two threads'
+            super().forget(conversation)
 
     policy, user = kind(lambda text, seed: "sell apple"), Customer(customer)
     served = with_user(policy, user, Sampling(max_new_tokens=7))

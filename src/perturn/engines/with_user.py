@@ -79,12 +79,13 @@ class _Streaming:
 
     def __init__(self, engine: StreamingEngine, user: Engine, sampling: Sampling) -> None:
         self.name = engine.name
-        self._engine, self._together = engine, _Together(engine, user, sampling)
+        self._engine, self._user, self._together = engine, user, _Together(engine, user, sampling)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="user")
         self._open = 0
         self._waiting: list[Prompt] = []
         self._asked: list[Prompt] = []
         self._said: Future[list[_Answer]] | None = None
+        self._ended: list[str] = []
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
         """Return one action or failure per prompt, in order."""
@@ -108,17 +109,25 @@ class _Streaming:
             if self._said.done():
                 answered += zip(self._asked, self._said.result(), strict=True)
                 self._said = None
+                self._forget()
                 self._ask()
         return answered
 
     def forget(self, conversation: str) -> None:
-        """Delete the state of a conversation at both engines."""
-        self._together.forget(conversation)
+        """Delete the state of a conversation at both engines. The user's engine forgets once it is idle."""
+        self._engine.forget(conversation)
+        self._ended.append(_conversation(conversation))
+        self._forget()
 
     def close(self) -> None:
         """Leave the engines open: their owners close them."""
         self._together.close()
         self._thread.shutdown()
+
+    def _forget(self) -> None:
+        """Delete the state of ended conversations at the user's engine, unless it is answering in its thread."""
+        while self._said is None and self._ended:
+            self._user.forget(self._ended.pop())
 
     def _ask(self) -> None:
         """Send all waiting prompts to the user's engine, unless it is still answering earlier prompts."""

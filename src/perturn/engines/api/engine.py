@@ -19,8 +19,8 @@ from perturn.engines.api.completion import read_completion, read_usage, to_chat
 from perturn.engines.api.ledger import Ledger
 from perturn.engines.api.limited_client import LimitedClient, OversizedAnswer
 from perturn.engines.api.settings import ApiSettings
-from perturn.engines.context_limit import says_context_full
 from perturn.engines.event_loop import EventLoop
+from perturn.engines.prompt_failures import says_context_full
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import (
     BudgetError,

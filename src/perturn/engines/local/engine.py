@@ -28,6 +28,7 @@ from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.served_models import CHECK, check_layers, why_not_answered, words_alone
 from perturn.engines.local.weight_files import stored_weights, take_weights
+from perturn.engines.prompt_failures import ids_of
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, refuse_update
 from perturn.episodes.engine_abilities import EngineAbilities
@@ -114,9 +115,10 @@ class LocalEngine:
         Each prompt has its own seeded random generator, so other prompts change an answer only through rounding.
         """
         for prompt in prompts:
-            ids = self._tokens.prompt_ids(prompt)
+            found = ids_of(self._tokens, prompt)
+            ids, refusal = ([], found) if isinstance(found, EngineFailure) else (found, None)
             self._prompt_tokens[prompt.conversation] = len(ids)
-            refusal = why_not_answered(ids, self._limit, self._vocabulary)
+            refusal = refusal or why_not_answered(ids, self._limit, self._vocabulary)
             if refusal is not None:
                 self._refused.append((prompt, refusal))
                 continue
@@ -177,7 +179,7 @@ class LocalEngine:
         take_weights(self._model, folder, stored)
         self._unpack = pack_linears(self._model) if self._pack else _nothing
         self._kept.clear()
-        for row in self._running:
+        for row in (*self._running, *(each for each in self._waiting if each.history.ids)):
             row.history = History(self._blocks)
         self._waiting.extendleft(reversed(self._running))
         self._running = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.engines.context_limit import context_full
+from perturn.engines.prompt_failures import context_full
 from perturn.errors import EngineFailure, ModelError
 
 CHECK = 24

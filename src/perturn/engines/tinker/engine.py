@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from perturn.engines.context_limit import context_full
+from perturn.engines.prompt_failures import context_full, ids_of
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, take_all
 from perturn.engines.tinker.service import Patience, Rejected, Sampler, Service
@@ -73,7 +73,10 @@ class TinkerEngine:
         if self._sampler is None:
             raise RunError(f"engine {self.name} is closed; make another.")
         for prompt in prompts:
-            ids = self._tokens.prompt_ids(prompt)
+            ids = ids_of(self._tokens, prompt)
+            if isinstance(ids, EngineFailure):
+                self._refused.append((prompt, ids))
+                continue
             self._prompt_tokens[prompt.conversation] = len(ids)
             left = self._limit - len(ids)
             if left <= 0:
@@ -147,6 +150,8 @@ class TinkerEngine:
             found = self._sampler.read(future)
         except Rejected as error:
             return EngineFailure(str(error))
+        if not found.ids:
+            return EngineFailure("the service gave an answer without tokens.")
         ids = self._until(prompt.stop, found.ids)
         return self._tokens.action(ids, found.logprobs[: len(ids)], prompt.tools)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.lora_files import low_rank
+from perturn.engines.prompt_failures import context_full, ids_of
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
 from perturn.engines.vllm.backend import Backend, Sampled, sampling_params
@@ -100,6 +100,7 @@ class VllmEngine:
         self._older = {}
         self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
+        self._refused: list[tuple[Prompt, Action | EngineFailure]] = []
         self._homes: dict[str, int] = {}
         self._transfer: WeightTransfer | None = None
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
@@ -129,7 +130,10 @@ class VllmEngine:
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = sampling_params(prompt, sampling, self._tokens.end_ids)
-            ids = self._tokens.prompt_ids(prompt)
+            ids = ids_of(self._tokens, prompt)
+            if isinstance(ids, EngineFailure):
+                self._refused.append((prompt, ids))
+                continue
             self._prompt_tokens[prompt.conversation] = len(ids)
             self._ask(_Asked(prompt, home, ids, wanted))
 
@@ -140,8 +144,9 @@ class VllmEngine:
             RunError: If vLLM has died or a server fails.
         """
         done = take_all(self._done, _MOMENT)
+        refused, self._refused = self._refused, []
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
-        return [(one.prompt, self._answer(one.prompt, future.result())) for one, future in asked]
+        return [*refused, *((one.prompt, self._answer(one.prompt, future.result())) for one, future in asked)]
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
@@ -299,6 +304,8 @@ class VllmEngine:
     def _answer(self, prompt: Prompt, found: Sampled | EngineFailure) -> Action | EngineFailure:
         if isinstance(found, EngineFailure):
             return found
+        if not found.ids:
+            return EngineFailure("vLLM gave an answer without tokens.")
         versions = self._older | {self.name: self.version}
         if strange := set(found.versions) - versions.keys():
             raise RunError(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from perturn.engines.context_limit import says_context_full
+from perturn.engines.prompt_failures import says_context_full
 from perturn.engines.vllm.backend import LOADING, Sampled, labels
 from perturn.engines.vllm.orphan_watch import Watch
 from perturn.engines.vllm.settings import RANKS, VllmSettings

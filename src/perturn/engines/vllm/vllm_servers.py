@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from perturn.engines.context_limit import says_context_full
+from perturn.engines.prompt_failures import says_context_full
 from perturn.engines.vllm.backend import LOADING, Sampled, labels
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD

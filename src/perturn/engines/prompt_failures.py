@@ -1,10 +1,15 @@
-"""Failures of conversations that exceed the model's context, and how to recognize them in a server's errors."""
+"""Failures of prompts: conversations that cannot be written, or that exceed the model's context."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from perturn.errors import ContextFull
+from perturn.errors import ContextFull, DataError, EngineFailure, ModelError
+from perturn.types import Prompt
+
+if TYPE_CHECKING:
+    from perturn.engines.protocol import Tokens
 
 _CODES = {
     "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras
@@ -33,6 +38,18 @@ _SAID = re.compile(
     re.IGNORECASE,
 )
 """Patterns of the error messages of servers that send none of these codes."""
+
+
+def ids_of(tokens: Tokens, prompt: Prompt) -> list[int] | EngineFailure:
+    """Return the token ids of a prompt, or a failure if its conversation cannot be written.
+
+    A policy, an environment or an agent's program may write what a chat template rejects, such as two system messages.
+    That fails its episode, and no other.
+    """
+    try:
+        return tokens.prompt_ids(prompt)
+    except (DataError, ModelError) as error:
+        return EngineFailure(str(error))
 
 
 def context_full(tokens: int, limit: int) -> ContextFull:
