@@ -82,7 +82,7 @@ ALLOWED = {
     "policy/logprobs.py:prepare": _MODEL,
     "policy/models.py:add_adapters": "a config or a layer of peft",
     "policy/models.py:context_length": _MODEL,
-    "policy/models.py:tokenizer_of": _MODEL,
+    "chat/model_names.py:tokenizer_of": _MODEL,
     "policy/models.py:vocabulary": _MODEL,
     "policy/packing.py:Filled.set_epoch": "a sampler of torch",
     "training/credit_choice.py:_faults": _BORDER,

@@ -81,8 +81,8 @@ def test_differences_are_drawn_with_their_seeds(study, page):
     seeds = next(trace for trace in figure["data"] if trace["name"] == "a seed")
     assert len(seeds["x"]) == 3 * len(counted)
     each = [one for row in counted.values() for one in row["by_seed"]]
-    assert [(seed, pytest.approx([low, high])) for seed, low, high in seeds["customdata"]] == [
-        (one["seed"], [100 * end for end in one["interval"]]) for one in each
+    assert seeds["customdata"] == [
+        [one["seed"], *(f"{100 * end:+.3g}" for end in one["interval"])] for one in each
     ]
 
 

@@ -142,17 +142,22 @@ def test_a_stop_text_in_a_tool_call_ends_the_answer():
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "alpha"
 
 
-def test_a_session_without_a_turn_fails():
-    """No turn can have its reward, so its success would belong to no reward."""
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_session_without_a_turn_is_no_success(is_kept):
+    """No turn can have its reward. Without a caller who checks it, it fails."""
 
     async def work(sessions, post):
-        sessions.open("empty", Task("t"), 0, 0, is_kept=True)
-        return await sessions.collect("empty", 1.0, None, None, truncated=False)
+        session = sessions.open("empty", Task("t"), 0, 0, is_kept=is_kept)
+        if is_kept:
+            return await sessions.collect("empty", 1.0, None, None, truncated=False)
+        session.give_reward(1.0)
+        return await sessions.finish(session, "ended")
 
     episode = served(Scripted(), work)
 
-    assert (episode.status, episode.success, episode.total_reward) == (Status.FAILED, False, 0)
-    assert "ended without a turn" in episode.error
+    assert (episode.success, episode.total_reward) == (False, 0)
+    assert (episode.status is Status.FAILED) != is_kept
+    assert is_kept or "ended without a turn" in episode.error
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError("mine"), KeyboardInterrupt("mine")])

@@ -242,7 +242,7 @@ class Session:
             tools=first.tools,
             template_kwargs=first.template_kwargs,
             total_reward=total,
-            success=success and outcome.get("status") is not Status.FAILED,
+            success=success and bool(turns) and outcome.get("status") is not Status.FAILED,
             sample=self.sample,
             seed=self.seed,
             policy=policy,

@@ -28,6 +28,7 @@ from perturn.serve.reward_call import Closed, Judge, RewardCall
 from perturn.serve.settings import ServeSettings
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
+_NO_TURN = "the session ended without a turn, so no turn can have its reward."
 _REMEMBERED = 10_000
 """Number of ended sessions whose names are remembered."""
 
@@ -270,8 +271,8 @@ class SessionManager:
     async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended.", "session_ended", "session")
-        if not len(session) and not truncated:
-            error = error or "the session ended without a turn, so no turn can have its reward."
+        if not len(session) and not truncated and session.id not in self._kept:
+            error = error or _NO_TURN
         del self._sessions[session.id]
         self._forget(session)
         trajectory = self._trajectory(session, truncated, error)

@@ -14,6 +14,7 @@ from typing import Any
 
 from perturn.engines.prompt_failures import context_full, ids_of
 from perturn.engines.protocol import Tokens
+from perturn.engines.stop_texts import until
 from perturn.engines.streaming import answer_all, take_all
 from perturn.engines.tinker.service import Patience, Rejected, Sampler, Service
 from perturn.engines.tinker.service_settings import ServiceSettings
@@ -152,16 +153,5 @@ class TinkerEngine:
             return EngineFailure(str(error))
         if not found.ids:
             return EngineFailure("the service gave an answer without tokens.")
-        ids = self._until(prompt.stop, found.ids)
+        ids = until(self._tokens, prompt.stop, found.ids)
         return self._tokens.action(ids, found.logprobs[: len(ids)], prompt.tools)
-
-    def _until(self, stop: Sequence[str], ids: list[int]) -> list[int]:
-        """Return the shortest prefix of token ids whose text contains a stop text; all ids if none occurs."""
-        if not stop:
-            return ids
-        lengths = (
-            length
-            for length in range(1, len(ids) + 1)
-            if any(text in self._tokens.text_of(ids[:length]) for text in stop)
-        )
-        return ids[: next(lengths, len(ids))]

@@ -18,6 +18,7 @@ from perturn.engines.event_loop import EventLoop
 from perturn.engines.lora_files import low_rank
 from perturn.engines.prompt_failures import context_full, ids_of
 from perturn.engines.protocol import Tokens
+from perturn.engines.stop_texts import until
 from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
 from perturn.engines.vllm.backend import Backend, Sampled, sampling_params
 from perturn.engines.vllm.settings import VllmSettings
@@ -38,7 +39,7 @@ class _Asked:
 
     prompt: Prompt
     replica: int
-    ids: list[int]
+    ids: list[int] | EngineFailure
     sampling: dict[str, Any]
 
 
@@ -100,7 +101,6 @@ class VllmEngine:
         self._older = {}
         self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
-        self._refused: list[tuple[Prompt, Action | EngineFailure]] = []
         self._homes: dict[str, int] = {}
         self._transfer: WeightTransfer | None = None
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
@@ -131,10 +131,7 @@ class VllmEngine:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = sampling_params(prompt, sampling, self._tokens.end_ids)
             ids = ids_of(self._tokens, prompt)
-            if isinstance(ids, EngineFailure):
-                self._refused.append((prompt, ids))
-                continue
-            self._prompt_tokens[prompt.conversation] = len(ids)
+            self._prompt_tokens[prompt.conversation] = 0 if isinstance(ids, EngineFailure) else len(ids)
             self._ask(_Asked(prompt, home, ids, wanted))
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
@@ -144,9 +141,8 @@ class VllmEngine:
             RunError: If vLLM has died or a server fails.
         """
         done = take_all(self._done, _MOMENT)
-        refused, self._refused = self._refused, []
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
-        return [*refused, *((one.prompt, self._answer(one.prompt, future.result())) for one, future in asked)]
+        return [(one.prompt, self._answer(one.prompt, future.result())) for one, future in asked]
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
@@ -313,14 +309,17 @@ class VllmEngine:
                 "or another run gave it weights. Give each run its servers; the same command goes on."
             )
         self.reused_tokens += found.reused
-        action = self._tokens.action(found.ids, found.logprobs, prompt.tools)
+        ids = until(
+            self._tokens, prompt.stop, found.ids
+        )  # vLLM without a tokenizer goes on after a stop text
+        action = self._tokens.action(ids, found.logprobs[: len(ids)], prompt.tools)
         if self.version is None:
             return action
         if not found.versions:
             raise RunError(
                 "vLLM does not say which weights sampled an answer, which staleness needs; set staleness=0."
             )
-        said = [number for label in found.versions if (number := versions[label]) is not None]
+        said = [number for label in found.versions[: len(ids)] if (number := versions[label]) is not None]
         return replace(action, versions=tuple(said))
 
 
@@ -375,8 +374,10 @@ async def _start(
 
 
 async def _ask(
-    backend: Backend, replica: int, ids: list[int], sampling: dict[str, Any]
+    backend: Backend, replica: int, ids: list[int] | EngineFailure, sampling: dict[str, Any]
 ) -> Sampled | EngineFailure:
+    if isinstance(ids, EngineFailure):
+        return ids
     left = backend.limit - len(ids)
     if left <= 0:
         return context_full(len(ids), backend.limit)
