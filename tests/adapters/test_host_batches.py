@@ -76,7 +76,7 @@ def test_sequences_of_one_episode_are_weighed_as_one():
 
 
 def test_sequences_of_an_episode_may_come_in_any_order():
-    """With their places, weights are those of the order of play."""
+    """With their positions, weights are those of the order of play."""
     mask = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 1, 0]])
     rewards = torch.tensor([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]])
     states = [["a", "b"], ["c"], ["a"]]
@@ -89,7 +89,7 @@ def test_sequences_of_an_episode_may_come_in_any_order():
         ["g"] * 3,
         ["y", "x", "x"],
         [states[row] for row in other],
-        places=[0, 10, 9],
+        positions=[0, 10, 9],
     )
 
     found = [weigh_batch(batch, credit)[0] for batch in (ordered, mixed)]
@@ -120,7 +120,7 @@ def test_the_estimator_of_verl_orders_outputs_and_leaves_padding_out():
     rewards = torch.tensor([[0.0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]])
     beside = {
         "episodes": ["u_0", f"{pad}_0", "u_0", "u_1"],
-        "places": [1, 0, 0, 0],
+        "positions": [1, 0, 0, 0],
         "states": [["c"], ["a", "b"], ["a", "b"], ["a"]],
         "earned": [None] * 4,
         "values": None,

@@ -96,18 +96,9 @@ def test_the_trainers_step_hands_over_states_and_joins_outputs_of_a_session(monk
 
     Trainer.__abstractmethods__ = frozenset()
     monkeypatch.setattr(base.PPOTrainer, "__init__", lambda self, config: None)
-    config = OmegaConf.create(
-        {
-            "critic": {"enable": False},
-            "algorithm": {
-                "adv_estimator": "perturn-trainer",
-                "use_kl_in_reward": False,
-                "gamma": 1.0,
-                "lam": 1.0,
-            },
-            "actor_rollout_ref": {"rollout": {"n": 2}},
-        }
-    )
+    algorithm = {"adv_estimator": "perturn-trainer", "use_kl_in_reward": False, "gamma": 1.0, "lam": 1.0}
+    given = {"critic": {"enable": False}, "algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 2}}}
+    config = OmegaConf.create(given)
     mask = [
         [1, 1, 0, 0],
         [1, 0, 1, 0],

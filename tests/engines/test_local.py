@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from perturn.chat.tokens import NO_TURN
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play_many import Job, play
-from perturn.errors import ContextFull, EngineFailure, ModelError, RunError
+from perturn.errors import ContextFull, RunError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Turn
@@ -258,23 +258,6 @@ def test_a_long_prompt_is_fed_in_parts(ends_turns, renderer, monkeypatch):
 
     assert max(seen) == 7
     assert [one.token_ids for one in parts] == [one.token_ids for one in whole]
-
-
-def test_a_conversation_that_the_template_rejects_fails_alone(ends_turns, renderer, monkeypatch):
-    """Such as two system messages of an agent's program; the others are answered."""
-    whole = renderer.prompt_ids
-
-    def prompt_ids(asked):
-        if asked.conversation == "b":
-            raise ModelError("the chat template cannot render this conversation: one system message, please")
-        return whole(asked)
-
-    monkeypatch.setattr(renderer, "prompt_ids", prompt_ids)
-
-    answers = LocalEngine(ends_turns, renderer).generate([prompt(name) for name in "abc"], SAMPLED)
-
-    assert [type(each) for each in answers] == [Action, EngineFailure, Action]
-    assert "one system message, please" in str(answers[1])
 
 
 def budget_for(model, renderer, tokens):

@@ -163,8 +163,8 @@ class HostBatch:
     """Part of the episode's score that each turn earned `[sequences][turns]`; None: unknown."""
     values: Tensor | None = None
     """Value V before each token [sequences, tokens]; only V before the first token of a turn is read. None: unknown."""
-    places: Sequence[int] | None = None
-    """Place of each sequence in its episode, in the order of play [sequences]; None: sequences are in this order."""
+    positions: Sequence[int] | None = None
+    """Position of each sequence in its episode, in the order of play [sequences]; None: sequences are in this order."""
 
 
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
@@ -178,9 +178,9 @@ def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
     rows: dict[Any, list[int]] = {}
     for row, name in enumerate(batch.episodes if batch.episodes is not None else range(len(spans))):
         rows.setdefault(name, []).append(row)
-    if batch.places is not None:
+    if batch.positions is not None:
         for own in rows.values():
-            own.sort(key=batch.places.__getitem__)
+            own.sort(key=batch.positions.__getitem__)
     episodes = [
         HostEpisode(
             str(batch.groups[own[0]]),
@@ -241,7 +241,7 @@ def fitted_states(states: Sequence[Any], spans: Sequence[Span], row: int) -> lis
     Args:
         states: Key of the state before each turn that was played.
         spans: Token ranges of the turns.
-        row: Number of the sequence. If no token is trained, its key is one that no other sequence has.
+        row: Number of the sequence. If no token is trained, the number is in its key, so that no other key is equal.
     """
     return [f"sequence {row} without a turn"] if spans == _NO_TURN else list(states[: len(spans)])
 

@@ -92,7 +92,7 @@ class PerTurnAdvantages(_Trainer):
             at: Index of the episode in this process.
             row: Inputs of the episode.
             spans: Token ranges of the turns.
-            number: Index of the episode among those of all processes.
+            number: Index of the episode in the batch of all processes.
         """
         states, rewards = self._told(at, row, _STATES), self._told(at, row, _REWARDS)
         return (

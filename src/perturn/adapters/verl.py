@@ -53,7 +53,7 @@ class Estimator:
 
     credit: HostCredit
     beside: dict[str, Any] = field(default_factory=dict)
-    """Further fields of `HostBatch`, which `PerTurnAdvantages` sets in each step. Among them is `places`, since verl
+    """Further fields of `HostBatch`, which `PerTurnAdvantages` sets in each step. Among them is `positions`, since verl
     sorts the sequences of a batch by their lengths."""
 
     def __call__(
@@ -67,9 +67,9 @@ class Estimator:
             index: Name of each sequence's group [sequences].
         """
         sessions: Sequence[Any] = self.beside.get("episodes", range(len(index)))
-        places: Sequence[int] = self.beside.get("places", [0] * len(index))
+        positions: Sequence[int] = self.beside.get("positions", [0] * len(index))
         last: dict[Any, int] = {}
-        for row in sorted(range(len(index)), key=places.__getitem__):
+        for row in sorted(range(len(index)), key=positions.__getitem__):
             last[sessions[row]] = row
         rewards = (
             token_level_rewards.clone()
@@ -140,7 +140,7 @@ class PerTurnAdvantages(_Trainer):
         check_fit(alone or not penalty, "algorithm.use_kl_in_reward", must, penalty, remedy)
         self._estimator.beside = {
             "episodes": [session for session, _ in keys],
-            "places": [int(output) for _, output in keys],
+            "positions": [int(output) for _, output in keys],
             "states": [record.get("state_keys") for record in records],
             "earned": [record.get("turn_rewards") for record in records],
             "values": data.to_padded_tensor()[Values.name] if needs_values else None,

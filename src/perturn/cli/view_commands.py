@@ -39,16 +39,11 @@ def inspect(
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(
-            help="Loss whose credit weighs the turns, or that reads rows of --check; default: the run's."
-        ),
+        typer.Option(help="Loss that weighs turns, and reads rows of --check; default: the run's."),
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json",
-            help="Print a JSON object per row, with weights if --loss is given; with --check, one object.",
-        ),
+        typer.Option("--json", help="An object per row, or one with --check; weights only with --loss."),
     ] = False,
     check: Annotated[
         bool,
@@ -64,10 +59,7 @@ def inspect(
     ] = None,
     drawn: Annotated[
         str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Show all sampled episodes of a policy scored best-of-n.",
-        ),
+        typer.Option(metavar="POLICY", help="Show all sampled episodes of a policy scored best-of-n."),
     ] = None,
 ) -> None:
     """Show the weight of each token; audit training rows."""

@@ -1,4 +1,4 @@
-"""Cut sampled tokens at a stop text, for engines that return tokens behind it."""
+"""Cut sampled tokens at a stop text, for engines that return tokens after it."""
 
 from __future__ import annotations
 

@@ -34,13 +34,7 @@ from perturn.policy.credit_weights import weigh_all
 from perturn.policy.examples import Example, encode_example, warn_of_equal_weights
 from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
 from perturn.policy.lora_adapters import load_to_train
-from perturn.policy.models import (
-    add_adapters,
-    check_vocabulary,
-    context_length,
-    disable_dropout,
-    load_model,
-)
+from perturn.policy.models import add_adapters, check_vocabulary, context_length, disable_dropout, load_model
 from perturn.policy.packing import (
     Batch,
     Collator,
