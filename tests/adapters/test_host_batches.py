@@ -76,7 +76,7 @@ def test_sequences_of_one_episode_are_weighed_as_one():
 
 
 def test_sequences_of_an_episode_may_come_in_any_order():
-    """With their positions, weights are those of the order of play."""
+    """Given the positions, a shuffled batch gets the weights of the batch in the order of play."""
     mask = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 1, 0]])
     rewards = torch.tensor([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]])
     states = [["a", "b"], ["c"], ["a"]]

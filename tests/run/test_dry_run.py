@@ -98,7 +98,7 @@ def test_searched_trees_have_so_many_episodes_each(recipe):
 
 
 def test_a_group_is_assumed_to_give_one_pair(recipe):
-    """4 groups of 2 explored episodes, of which three of four give a pair."""
+    """There are 4 groups of 2 explored episodes. Three quarters of the groups are assumed to give a pair."""
     found = {step.name: step.work for step in make_plan(recipe, ["rows.name=group-pairs"], None).steps}
 
     assert found["align"].startswith("3 pairs (assumed)")

@@ -90,7 +90,7 @@ def turn_spans(mask: Sequence[float]) -> list[Span]:
         elif not trained and start is not None:
             spans.append((start, at))
             start = None
-    return spans or _NO_TURN
+    return spans or list(_NO_TURN)
 
 
 def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:

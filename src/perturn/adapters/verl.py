@@ -68,12 +68,9 @@ class Estimator:
         """
         sessions: Sequence[Any] = self.beside.get("episodes", range(len(index)))
         positions: Sequence[int] = self.beside.get("positions", [0] * len(index))
-        last: dict[Any, int] = {}
-        for row in sorted(range(len(index)), key=positions.__getitem__):
-            last[sessions[row]] = row
-        rewards = (
-            token_level_rewards.clone()
-        )  # verl repeats a session's score in each of its outputs, and it counts only once
+        last = {sessions[row]: row for row in sorted(range(len(index)), key=positions.__getitem__)}
+        rewards = token_level_rewards.clone()
+        # verl repeats a session's score in each of its outputs, and it counts only once
         rewards[[row for row, session in enumerate(sessions) if last[session] != row]] = 0
         played = [row for row, group in enumerate(index) if not _PADDING.fullmatch(str(group))]
         given = {name: each if each is None else _rows(each, played) for name, each in self.beside.items()}

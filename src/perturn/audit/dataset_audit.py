@@ -87,12 +87,7 @@ def audit(
     if view.branches:
         parts["branches"] = view.branches
     for name, file in parts.items():
-        source = open_rows(file)
-        part = _Part(
-            name, view, view.max_length or context or None, source, loss if name != "expert" else None
-        )
-        for record, row in (read_branches if name == "branches" else read_each)(source, part.tally):
-            part.add(record, row)
+        part = _audited(name, file, view, view.max_length or context or None, loss)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
         template["control_tokens"] += part.control_tokens[:_EXAMPLES]
@@ -100,6 +95,14 @@ def audit(
         template["not_as_sampled"] += part.not_as_sampled
     found["usable"] = sum(part["usable"] for part in found["parts"].values())
     return found | (_run_facts(run, recipe.rows) if recipe else {})
+
+
+def _audited(name: str, file: Path, view: View, limit: int | None, loss: Any) -> _Part:
+    """Return the audit of a file; the arguments are fields of `_Part`. Expert episodes may suit no other loss."""
+    part = _Part(name, view, limit, open_rows(file), None if name == "expert" else loss)
+    for record, row in (read_branches if name == "branches" else read_each)(part.source, part.tally):
+        part.add(record, row)
+    return part
 
 
 def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:

@@ -29,6 +29,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
 _NO_TURN = "the session ended without a turn, so no turn can have its reward."
+"""Error of an episode without turns, unless a caller in this process checks its episodes."""
 _REMEMBERED = 10_000
 """Number of ended sessions whose names are remembered."""
 

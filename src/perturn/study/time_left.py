@@ -26,7 +26,7 @@ def seconds_left(conductor: Conductor) -> float | None:
         worker = conductor.running.get(folder)
         found.append(whole if worker is None else max(0.0, whole - (time.monotonic() - worker.began)))
     for method in unknown:
-        for seed in board.plan.study.seeds:  # on a seed of the tuning, the chosen point is trained
+        for seed in board.plan.study.seeds:  # the tuning has trained the point on its own seeds
             found.append(_expected(conductor, method, seed in board.plan.study.tuned_seeds) or 0.0)
     return max(sum(found) / conductor.crew.most(conductor.peak_gb), max(found, default=0.0))
 

@@ -54,11 +54,10 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
     return {key: encode(rows, f"{name} {key!r}") for key, rows in given.items()}
 
 
-def parts_of(sets: Sets | None) -> list[Examples]:
-    """Return all sets as a list, without their names."""
-    if sets is None:
-        return []
-    return [sets] if isinstance(sets, Examples) else list(sets.values())
+def parts_of(*sets: Sets | None) -> list[Examples]:
+    """Return all sets as a list, without their names and without missing sets."""
+    given = (each for each in sets if each is not None)
+    return [part for each in given for part in ([each] if isinstance(each, Examples) else each.values())]
 
 
 def named_set(sets: Any, name: str) -> Any:

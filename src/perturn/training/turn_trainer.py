@@ -108,17 +108,15 @@ class TurnTrainer(EvaluatingTrainer):
         args = self.turn_args = config_of(args)
         self._read_settings(trainer)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
-        self.renderer = Renderer(
-            tokenizer_of(model, processing_class, "processing_class"), args.chat_template
-        )
+        processing_class = tokenizer_of(model, processing_class, "processing_class")
+        self.renderer = Renderer(processing_class, args.chat_template)
         model = self._open(model, ref_model, peft_config)
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
         refuse_best_metric(args.metric_for_best_model, evaluation)
         self._kept = share_kept(args.episodes, train)
-        parts = [*parts_of(train), *parts_of(evaluation)]
-        model = self._compute_inputs(parts, model, ref_model, peft_config, track)
+        model = self._compute_inputs(parts_of(train, evaluation), model, ref_model, peft_config, track)
         super().__init__(
             model=model,
             args=args,
