@@ -233,6 +233,28 @@ def test_columns_of_a_form_beside_another_are_counted():
     }
 
 
+@pytest.mark.parametrize("sides", [[USER, GOOD], [SYSTEM, GOOD]])
+def test_a_text_beside_whole_conversations_is_counted(sides):
+    """A text `prompt` is not read there, and the column `system` still opens both sides."""
+    counts = Counter()
+    row = {"system": "s", "prompt": "Q", "chosen": sides, "rejected": [*sides[:-1], BAD]}
+
+    pair = from_trl(row, task_id="row-1", counts=counts)
+
+    assert pair.chosen.prompt == pair.rejected.prompt == (SYSTEM,)
+    assert counts["column prompt"] == 1
+
+
+def test_a_conversation_of_another_shape_is_left_out():
+    counts = Counter()
+    row = {"chosen": [USER, GOOD], "rejected": [USER, BAD], "conversation": [{"input": "u", "output": "g"}]}
+
+    assert isinstance(from_trl(row, task_id="row-1", counts=counts), PreferencePair)
+    assert counts["column conversation"] == 1
+    with pytest.raises(DataError, match="has conversations beside chosen and rejected"):
+        read_row({"conversations": [USER], "chosen": [SYSTEM, GOOD], "rejected": [SYSTEM, BAD]}, 1)
+
+
 def test_keys_beside_the_messages_of_openai_are_counted():
     counts = Counter()
     row = {

@@ -118,7 +118,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
         raise DataError(f"{where}.{key}: images, sound and the like are not supported. Drop the row.")
     if role == "assistant" or role in _CALLS:
         return _read_said(given, role, where, unread)
-    trained = _trained(given, where)
+    trained = is_trained(given, where)
     if trained and any(given.get(mark) for mark in _MARKS):
         unread.add("a mark that asks for loss on a message of another than the assistant")
     unread |= _unknown(given, _COMMON)
@@ -133,7 +133,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
 
 def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -> Read:
     """Read an assistant message, or a separate message that holds its tool calls."""
-    trained = _trained(given, where)
+    trained = is_trained(given, where)
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in _CALLS:
         content, thought = given.get("content"), ""
@@ -174,8 +174,12 @@ def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
     return next(iter(found.values()), said.reasoning)
 
 
-def _trained(given: Mapping[str, Any], where: str) -> bool:
-    """Return whether a message carries loss, by the keys that decide about loss."""
+def is_trained(given: Mapping[str, Any], where: str) -> bool:
+    """Return whether a message carries loss, by the keys that decide about loss.
+
+    Raises:
+        DataError: If the keys disagree, or give a weight other than 0 or 1.
+    """
     for key in (each for each in _SPANS if given.get(each)):
         raise DataError(
             f"{where}.{key}: a turn carries loss as a whole or not at all. Mark the message with train, true or false."

@@ -129,8 +129,8 @@ def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _form_of(read: Mapping[str, Any]) -> set[str]:
     """Return the names of the columns that the recognised format reads."""
-    if "chosen" in read and "rejected" in read:
-        return {"prompt", "chosen", "rejected"}
+    if "chosen" in read and "rejected" in read:  # a prompt that is still text was not read
+        return {"chosen", "rejected"} | ({"prompt"} if isinstance(read.get("prompt"), list) else set())
     return {"prompt", "completion"} if {"prompt", "completion"} <= read.keys() else {"messages"}
 
 

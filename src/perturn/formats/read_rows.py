@@ -101,7 +101,7 @@ def own_row(row: Any, tally: Tally | None = None) -> Row | None:
 _SAID: Mapping[Any, str] = {
     PreferencePair: "chosen and rejected",
     Trajectory: "one conversation",
-    WeightedTrajectory: "a conversation and a label",
+    WeightedTrajectory: "a conversation and a label, true or false",
 }
 """Classes of rows, each with its source in words."""
 

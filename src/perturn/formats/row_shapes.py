@@ -80,7 +80,7 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
     )
     shape = _messages(read, others, where) or _questions(read, others, where)
     messages = read.get("messages")
-    ranked = _ranked(read, others, messages, where) if isinstance(messages, list) else None
+    ranked = _ranked(read, others, messages, name, where) if isinstance(messages, list) else None
     if ranked is None and (set(_SIDES) <= read.keys() or {"prompt", "completion"} <= read.keys()):
         shape = None if messages is not None else shape  # a format that takes precedence over messages
     shape = f"{name}{ranked}" if ranked else shape
@@ -112,7 +112,7 @@ def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str |
         read["messages"] = read.pop("conversations")
         return f"conversations ({_SHAREGPT})" if _keys_of(read["messages"], "from") else "conversations"
     conversation_turns = listed(others.get("conversation"))
-    if not isinstance(conversation_turns, list):
+    if not any(_keys_of(conversation_turns, key) for key in ("human", "role", "from")):
         return None
     del others["conversation"]
     if _keys_of(conversation_turns, "human"):
@@ -159,7 +159,9 @@ def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str 
     return f"{', '.join(sorted(used))} and {names[0]}{AS_CHAT}"
 
 
-def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], where: str) -> str | None:
+def _ranked(
+    read: dict[str, Any], others: dict[str, Any], messages: list[Any], name: str, where: str
+) -> str | None:
     """Make a pair of a conversation with two answers. Return the end of the format's name; None without two answers."""
     if others.get("rejected_messages"):
         read |= {"chosen": messages, "rejected": listed(others.pop("rejected_messages"))}
@@ -177,8 +179,8 @@ def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], w
         return None  # each side is a whole conversation, so that `messages` adds nothing
     if not texts and not (_is_said(chosen) and _is_said(rejected)):
         raise DataError(
-            f"{where}: has messages beside chosen and rejected, which neither begin with its first message nor with an "
-            "answer. Rename messages to prompt, or drop it."
+            f"{where}: has {name} beside chosen and rejected, which neither begin with its first message nor with an "
+            f"answer. Rename {name} to prompt, or drop it."
         )
     read["prompt"] = read.pop("messages")
     return f", chosen and rejected{AS_CHAT if texts else ''}, as in LLaMA-Factory"
@@ -250,8 +252,8 @@ def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
 
 def _put_system(read: dict[str, Any], text: str, where: str) -> None:
     """Prepend the text of the column `system` to the messages as a system message."""
-    starts = [name for name in ("prompt", "messages") if read.get(name)][:1] or list(_SIDES)
-    for name in starts:
+    starts = [name for name in ("prompt", "messages") if isinstance(read.get(name), list) and read[name]][:1]
+    for name in starts or _SIDES:
         messages = read.get(name)
         if not isinstance(messages, list):
             continue

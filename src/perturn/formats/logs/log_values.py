@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,9 @@ from perturn.io.plain_data import mended, mismatch
 from perturn.io.read_input import parse_json
 
 _LONGEST = 1000
-"""Maximum length of an id or a name, in characters. Longer values are cut."""
+"""Maximum length of an id or a name, in characters. Longer names are cut."""
+_DIGEST = 16
+"""Length of the digest that a longer id ends with, in hexadecimal digits."""
 _UP = (
     "up",
     "thumbs_up",
@@ -93,10 +96,19 @@ def at_path(record: Mapping[str, Any], path: str) -> Any:
 
 
 def text_id(value: Any) -> str | None:
-    """Return an id as text; None if the value is no id."""
+    """Return an id as text; None if the value is no id.
+
+    A whole number may be a float, since columns of numbers with gaps hold floats. The end of a long text, such as a
+    prompt that serves as an id, is replaced with a digest of the whole text, so that long ids stay distinct.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         return None
-    return mended(str(value)[:_LONGEST])
+    text = mended(str(value))
+    if len(text) <= _LONGEST:
+        return text
+    return text[: _LONGEST - _DIGEST] + hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
 def ids_of(*values: Any) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
         if key == "kvlistValue":
             return _attributes(mapping(held).get("values"))
         if key == "arrayValue":
-            return [_plain(each) for each in mapping(held).get("values") or ()]
+            return [_plain(each) for each in objects(mapping(held).get("values"))]
         if key == "intValue":
             return int(held) if str(held).lstrip("-").isdigit() else held
         return held

@@ -149,7 +149,10 @@ def _recognized(records: list[Record], name: str) -> str:
 
 
 def _without_envelope(record: Record) -> Iterator[Record]:
-    """Yield the records in the list that an API response or a HAR file holds; else yield the record itself."""
+    """Yield the records in the list that an API response or a HAR file holds; else yield the record itself.
+
+    A record of a known format is no envelope, even if it has such a list of its own.
+    """
     if isinstance(record.value, DataError):
         yield record
         return
@@ -158,6 +161,8 @@ def _without_envelope(record: Record) -> Iterator[Record]:
         held = unpacked(record.value.get(key), "")
         held = mapping(held).get(inner) if inner else held
         if isinstance(held, list) and held and all(isinstance(each, dict) for each in held):
+            if any(each.knows(record.value) for each in FORMATS.values()):
+                break
             for index, each in enumerate(held):
                 yield replace(record, where=f"{record.where} {name}[{index}]", value=each, text="")
             return

@@ -7,19 +7,25 @@ Sources: OpenAI's API reference (The chat completion chunk object; Streaming eve
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perturn.formats.logs.log_values import mapping, unpacked
+from perturn.formats.logs.log_values import mapping, objects, unpacked
+
+_EVENT = re.compile(r"\s*(?:data:|event:|id:|retry:|:)")
+"""First line of a stream of server-sent events. A line that begins with a colon is a comment, such as a keep-alive."""
+_LINE_END = re.compile(r"\r\n|\n|\r")
+"""Line ends of server-sent events. Others, such as U+2028, belong to the data."""
 
 
 def joined(response: Any) -> Any:
     """Return the answer that streamed events form together. Return any other response unchanged.
 
-    The answer of a stream that ends early has no stop reason, so that it does not count as complete.
+    The answer of a stream that ends early counts as cut, as if by a token limit.
     """
-    if isinstance(response, str) and ("data:" in response[:200] or response.startswith("event:")):
-        response = list(_events(response))
+    if isinstance(response, str) and _EVENT.match(response):
+        response = list(_events(response)) or response
     response = unpacked(response, "")
     if (
         not isinstance(response, list)
@@ -29,7 +35,7 @@ def joined(response: Any) -> Any:
         return response
     if any(each.get("object") == "chat.completion.chunk" for each in response):
         return _of_chunks(response)
-    kinds = {each.get("type"): each for each in response}
+    kinds = {str(each.get("type")): each for each in response}
     if done := kinds.get("response.completed") or kinds.get("response.incomplete"):
         return done.get("response")
     return _of_blocks(response) if "message_start" in kinds else response
@@ -37,7 +43,7 @@ def joined(response: Any) -> Any:
 
 def _events(text: str) -> Iterator[Any]:
     """Yield the data of server-sent events."""
-    for line in text.splitlines():
+    for line in _LINE_END.split(text):
         if line.startswith("data:") and (data := line[5:].strip()) not in ("", "[DONE]"):
             yield unpacked(data, "")
 
@@ -48,11 +54,13 @@ def _of_chunks(chunks: list[Mapping[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         whole |= {key: chunk[key] for key in ("id", "model", "created", "usage") if chunk.get(key)}
-        for part in chunk.get("choices") or ():
-            at = part.get("index") or 0
+        for part in objects(chunk.get("choices")):
+            at = _index(part, 0)
             choice = choices.setdefault(at, {"index": at, "message": {"role": "assistant", "content": ""}})
             _add(choice["message"], mapping(part.get("delta")))
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+    for choice in choices.values():
+        choice["finish_reason"] = choice["finish_reason"] or "length"
     whole["choices"] = [choices[at] for at in sorted(choices)]
     return whole
 
@@ -62,16 +70,16 @@ def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for key in ("content", "refusal", "reasoning_content", "reasoning"):
         if isinstance(delta.get(key), str):
             message[key] = (message.get(key) or "") + delta[key]
-    for part in delta.get("tool_calls") or ():
+    for part in objects(delta.get("tool_calls")):
         calls = message.setdefault("tool_calls", [])
-        at = part.get("index", len(calls))
+        at = _index(part, len(calls))
         while len(calls) <= at < len(calls) + 100:
             calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
         if not 0 <= at < len(calls):
             continue
         calls[at]["id"] = part.get("id") or calls[at]["id"]
         for key in ("name", "arguments"):
-            calls[at]["function"][key] += mapping(part.get("function")).get(key) or ""
+            calls[at]["function"][key] += _text(mapping(part.get("function")).get(key))
 
 
 def _of_blocks(events: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _of_blocks(events: list[Mapping[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     blocks: dict[int, dict[str, Any]] = {}
     for event in events:
-        kind, at = event.get("type"), event.get("index", 0)
+        kind, at = event.get("type"), _index(event, 0)
         if kind == "message_start":
             whole |= mapping(event.get("message"))
         elif kind == "content_block_start":
@@ -89,13 +97,24 @@ def _of_blocks(events: list[Mapping[str, Any]]) -> dict[str, Any]:
             for key in ("text", "thinking"):
                 if isinstance(delta.get(key), str):
                     blocks[at][key] = (blocks[at].get(key) or "") + delta[key]
-            blocks[at]["partial"] += delta.get("partial_json") or ""
+            blocks[at]["partial"] += _text(delta.get("partial_json"))
         elif kind == "message_delta":
             whole |= {key: value for key, value in mapping(event.get("delta")).items() if value is not None}
     for block in blocks.values():
         if partial := block.pop("partial"):
             block["input"] = json.loads(partial) if _is_json(partial) else partial
-    return {**whole, "content": [blocks[at] for at in sorted(blocks)]}
+    stop = whole.get("stop_reason") or "max_tokens"
+    return {**whole, "stop_reason": stop, "content": [blocks[at] for at in sorted(blocks)]}
+
+
+def _index(part: Mapping[str, Any], usual: int) -> int:
+    """Return the index of a part; the usual one if the part has none."""
+    found = part.get("index")
+    return found if isinstance(found, int) else usual
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _is_json(text: str) -> bool:

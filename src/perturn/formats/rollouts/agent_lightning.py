@@ -166,7 +166,7 @@ def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
         held = {
             "prompt": _ids(triplet.get("prompt")),
             "response": _ids(triplet.get("response")),
-            "logprobs": [mapping(each).get("logprob", each) for each in said.get("logprobs") or ()] or None,
+            "logprobs": _logprobs(said.get("logprobs")) or None,
         }
         found = steps_of_tokens(held, _NAMES, f"{where}: triplets[{index}]", fields)
         reward = triplet.get("reward")
@@ -177,6 +177,11 @@ def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
     inputs = mapping(mapping(record.get("task")).get("input")) or mapping(record.get("input"))
     usual = text_id(first(inputs, "data_id", "instance_id", "id"))
     return Rollout(where, task_of(record, fields, usual), tuple(steps), scores_of(record, fields, total))
+
+
+def _logprobs(held: Any) -> Any:
+    """Return the log-probabilities of tokens, which may be objects; any other value unchanged."""
+    return [mapping(each).get("logprob", each) for each in held] if isinstance(held, list) else held
 
 
 def _ids(value: Any) -> Any:

@@ -22,18 +22,20 @@ _SPECIAL = re.compile(
     r"|</?s>"
 )
 """Special tokens of common chat templates."""
+_NO_ANSWER = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?")
+"""Content of a generation prompt: nothing, or a thought that the template opens, or that it leaves empty."""
 
 
 def conversation_of(text: str) -> list[Message]:
     """Return the messages of a rendered conversation.
 
-    A text without known markup becomes one user message. An empty assistant message at the end is the generation
-    prompt, and is left out.
+    A text without known markup becomes one user message. An assistant message at the end without an answer is the
+    generation prompt, and is left out.
     """
     for markup in _MARKUPS:
         found = [(role, content) for role, content in markup.findall(text) if role in _ROLES]
         if found:
-            if found[-1] == ("assistant", ""):
+            if found[-1][0] == "assistant" and _NO_ANSWER.fullmatch(found[-1][1]):
                 found.pop()
             return [{"role": role, "content": content} for role, content in found]
     plain = without_special(text).strip()

@@ -12,7 +12,7 @@ from perturn.errors import DataError
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step, score_of
 from perturn.formats.logs.log_values import at_path, bad, mapping, text_id, unpacked
-from perturn.formats.logs.provider_messages import answer_of, messages_of
+from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed
 from perturn.formats.rollouts.chat_markup import conversation_of
 from perturn.types import Action
 
@@ -77,12 +77,14 @@ def with_calls(message: Any, where: str) -> Any:
 def listed(value: Any, where: str, role: str) -> list[Any]:
     """Return a conversation as a list of messages. A text becomes one message with the given role.
 
+    A text is parsed only if it is the JSON of messages. An answer may be other JSON.
+
     Raises:
         DataError: If the value is neither a list nor text.
     """
-    value = unpacked(value, where)
     if isinstance(value, str):
-        return [{"role": role, "content": value}]
+        found = parsed(value, where)
+        value = found if isinstance(found, list) else [{"role": role, "content": value}]
     if value is None:
         return []
     if not isinstance(value, list):

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.errors import DataError
+from perturn.formats.chat_messages import is_trained
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
-from perturn.formats.logs.log_values import bad, mapping, score_value
+from perturn.formats.logs.log_values import bad, first, mapping, score_value, text_id
 from perturn.formats.logs.provider_messages import tools_of
 from perturn.formats.rollouts.rollout_records import (
     cut_last,
@@ -56,7 +57,7 @@ def _is_true(value: Any, where: str) -> bool:
 
 
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
-    """Yield the rollout of a record. Each assistant message is a turn, unless its `weight` is 0."""
+    """Yield the rollout of a record. Each assistant message is a turn, which may be marked as not trained."""
     if "messages" not in record:
         yield LostEntry(where, "no_call")
         return
@@ -70,16 +71,18 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         messages = [{"role": "system", "content": record["system"]}, *messages]
     tools = tools_of(record.get("tools"), f"{where}: tools")
     rewards = _rewards(record, messages, where)
-    steps = steps_of([], messages, where, tools, lambda message: message.get("weight") != 0, rewards)
+    steps = steps_of([], messages, where, tools, lambda message: is_trained(message, where), rewards)
     cut = _is_true(record.get("truncated"), f"{where}: truncated")
     score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
     if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
-    task = record.get("task")
-    first = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
+    task = first(record, "task")
+    if task is not None and text_id(task) is None:
+        raise bad(f"{where}: task", "a text or a whole number", task)
+    question = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
     yield Rollout(
         where,
-        task_of(record, fields, first if task is None else task),
+        task_of(record, fields, question if task is None else task),
         cut_last(steps) if cut else steps,
         scores_of(record, fields, score),
         truncated=cut,

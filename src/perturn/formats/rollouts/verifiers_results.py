@@ -192,8 +192,7 @@ def _sampled(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     ids = numbers(node["token_ids"], f"{where}.token_ids", int)
     mask = node.get("mask")
     if not isinstance(mask, list) or len(mask) != len(ids):
-        raise DataError(
-            f"{where}.mask: expected {len(ids)} entries, one for each token, got {len(mask or [])}."
-        )
+        got = len(mask) if isinstance(mask, list) else repr(mask)[:60]
+        raise DataError(f"{where}.mask: expected {len(ids)} entries, one for each token, got {got}.")
     sampled = [token for token, kept in zip(ids, mask, strict=True) if kept]
     return {"completion_ids": sampled, "completion_logprobs": node.get("logprobs")}

@@ -7,11 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from perturn.episodes.prefix_matching import Cause, Sequences, in_call_order
+from perturn.episodes.prefix_matching import Cause, Position, Sequences, in_call_order
 from perturn.formats.logs.log_entries import Rollout, Step
 from perturn.run.log_import.log_spool import Logged
-from perturn.types import OPENS, Opening, Status, Task, Trajectory, Turn
+from perturn.types import OPENS, Message, Opening, Status, Task, Trajectory, Turn
 
 _LONGEST = 200
 """Longest id of a task, in characters. A longer text is replaced by its digest."""
@@ -52,8 +53,14 @@ def assemble(steps: Iterable[Step]) -> Assembled:
     """
     sequences = Sequences()
     found = Assembled(Opening(), [], Counter())
+    earlier: tuple[Position, list[Message], Sequence[object]] | None = None
     for index, step in enumerate(steps):
-        asked = sequences.position(in_call_order(step.messages), step.tools)
+        messages = in_call_order(step.messages)
+        if earlier is None or earlier[2] != step.tools:
+            asked = sequences.position(messages, step.tools)
+        else:
+            asked = sequences.position(messages, earlier=earlier[0], same=_shared(earlier[1], messages))
+        earlier = asked, messages, step.tools
         opens = asked.follows == OPENS
         if opens and not index:
             found.opening = Opening(asked.prompt, step.tools)
@@ -70,6 +77,11 @@ def assemble(steps: Iterable[Step]) -> Assembled:
         if asked.broke is not None:
             found.broke[asked.broke.cause] += 1
     return found
+
+
+def _shared(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """Return the number of messages that two conversations share at the start."""
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 def episode_of(calls: Sequence[Logged], environment: str, success_at: float | None) -> LoggedEpisode:

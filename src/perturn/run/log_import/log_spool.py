@@ -23,6 +23,7 @@ _TABLES = """
 create table calls (n integer primary key, episode text, session text, trace text, time real, digest blob, data text);
 create table ids (id text primary key, n integer) without rowid;
 create table scores (name text, value real, target text, n integer);
+create index by_call on scores (n);
 create table traces (id text primary key, session text) without rowid;
 create table ends (key blob primary key, episode text) without rowid;
 create table continued (n integer primary key, episode text);
@@ -41,7 +42,6 @@ update scores set n = coalesce(
     (select n from calls where trace = target order by time desc, n desc limit 1),
     (select n from calls where session = target order by time desc, n desc limit 1)
 );
-create index by_call on scores (n);
 """
 """SQL that assigns each score to a call. The score of a trace or session belongs to its last call."""
 
@@ -130,6 +130,7 @@ class LogSpool:
         self._db.executescript("pragma journal_mode = off; pragma synchronous = off;" + _TABLES)
         self.shared_ids = 0
         """Number of calls that share their id with another call."""
+        self._rollouts = 0
 
     def add_call(self, call: Call) -> bool:
         """Add a call; return False if a call with the same id and content was added before.
@@ -162,8 +163,8 @@ class LogSpool:
 
     def add_rollout(self, line: bytes, scores: Sequence[Score]) -> None:
         """Add the trajectory of a whole rollout, as a line of JSON, and its scores."""
-        (rollouts,) = self._db.execute("select count(*) from rollouts").fetchone()
-        n = -1 - rollouts  # negative, unlike the numbers of calls
+        self._rollouts += 1
+        n = -self._rollouts  # negative, unlike the numbers of calls
         self._db.execute("insert into rollouts values (?, ?)", (n, line))
         self._db.executemany(
             "insert into scores (name, value, n) values (?, ?, ?)",
