@@ -87,6 +87,7 @@ ALLOWED = {
     "policy/packing.py:Filled.set_epoch": "a sampler of torch",
     "training/credit_choice.py:_faults": _BORDER,
     "training/turn_trainer.py:TurnTrainer._get_dataloader": "a loader of torch or accelerate",
+    "training/trainer_evaluation.py:EvaluatingTrainer.evaluation_loop": "an optimizer, which need not have modes",
     "training/turn_trainer.py:TurnTrainer.training_step": "an optimizer, which need not have modes",
     "rotary.py:steady_length": _MODEL,
     "rotary.py:usable_length": _MODEL,

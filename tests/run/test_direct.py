@@ -219,6 +219,8 @@ def test_groups_are_weighed_and_those_without_spread_are_left_out(experts):
     assert perturn.make_rows([*experts, *others], "groups", credit="rloo") == []
     assert len(rows) == len(both)
     assert {row.weight[0] > 0 for row in rows if row.trajectory.success} == {True}
+    still = perturn.make_rows([*experts, *others], "groups", credit="rloo", keep_no_spread=True)
+    assert {(row.has_spread, *row.weight) for row in still} == {(False, 0.0)}
 
 
 def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
@@ -237,6 +239,13 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
     assert metrics[1]["loss"] < metrics[0]["loss"]
     assert_close(first, second, rtol=0, atol=1e-6)
     assert (first - other).abs().max() > 1e-5
+
+
+def test_a_trainer_has_the_tokenizer_that_it_trains_with(tokenizer):
+    """Rollouts with another template than training would be scored as if another policy had played them."""
+    trainer = perturn.Trainer("tiny-agent", loss="sft", tokenizer=tokenizer, chat_template="qwen2.5")
+
+    assert trainer.tokenizer.chat_template != tokenizer.chat_template
 
 
 def test_a_policy_plays_under_the_rules_of_its_training():
@@ -310,6 +319,7 @@ def test_rows_that_lack_something_are_rejected(explored, rows, says):
             "credit belongs to rows of groups; leave it out, since rows GroupPairs are weighed in training",
         ),
         ("group-pairs", {"answer": "x"}, "answer belongs to rows of groups"),
+        ("group-pairs", {"keep_no_spread": True}, "keep_no_spread belongs to rows of groups"),
         ("groups", {"credit": "rloo", "failed": "zero"}, "failed belongs to the settings of rows GroupRows"),
     ],
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perturn.api.arguments import trajectories_in
@@ -41,6 +42,7 @@ def make_rows(
     branches: Iterable[Trajectory] | None = None,
     credit: str | Section | Credit | None = None,
     seed: int = 0,
+    keep_no_spread: bool = False,
     **weighing: Any,
 ) -> list[Any]:
     """Make training rows from episodes, with a row maker of `ROWS` that needs no run folder.
@@ -53,6 +55,8 @@ def make_rows(
             `explored` or `experts`.
         credit: Credit that weighs rows of groups: a credit, its name, or a section `credit`.
         seed: Seed of random choices.
+        keep_no_spread: Whether to keep episodes of groups whose weights are all 0. A run keeps them if its loss has a
+            KL term, in which alone they count.
         weighing: Further arguments of `weigh`, for rows of groups.
 
     Returns:
@@ -71,7 +75,9 @@ def make_rows(
     if branches is None:
         episodes, branches = _without_branches(episodes, experts)
     branches = trajectories_in(branches, "branches")
-    _check_weighing(maker, credit, weighing)
+    _check_weighing(
+        maker, credit, weighing | ({"keep_no_spread": True} if keep_no_spread and not grouped else {})
+    )
     _check_episodes(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)
     made = rows_made(
@@ -86,7 +92,8 @@ def make_rows(
             seed=seed,
         ),
     )
-    found = list(made.rows) if not grouped else _trained(made, traits, credit, weighing)
+    bins = {"trained", "no_spread"} if keep_no_spread else {"trained"}
+    found = list(made.rows) if not grouped else _trained(made, traits, bins, credit, weighing)
     if not found:
         _logger.warning(
             "%s: of %d episodes, none became a row: %s", name, len(episodes), made.lacks or dict(made.counts)
@@ -148,13 +155,14 @@ def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -
 
 
 def _trained(
-    made: Made, traits: RowTraits, credit: Any, weighing: dict[str, Any]
+    made: Made, traits: RowTraits, bins: Collection[str], credit: Any, weighing: dict[str, Any]
 ) -> list[WeightedTrajectory]:
     """Weigh the groups, and return the trajectories that are trained, chosen as in a run.
 
     Args:
         made: Groups that the row maker returned.
         traits: Traits of the row maker.
+        bins: Bins of the episodes to return.
         credit: Credit, its name, or a section `credit`.
         weighing: Further arguments of `weigh`.
     """
@@ -170,4 +178,8 @@ def _trained(
         failures=traits.failed,
     )
     flat = (row for each in rows for row in each)
-    return [row for row, noted in zip(flat, credited, strict=True) if noted.bin == "trained"]
+    return [
+        replace(row, has_spread=False) if noted.bin == "no_spread" else row
+        for row, noted in zip(flat, credited, strict=True)
+        if noted.bin in bins and row.trajectory.turns
+    ]

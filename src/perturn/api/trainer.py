@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from perturn.api.arguments import check_rows
 from perturn.chat.model_names import tokenizer_of
+from perturn.chat.tokens import Renderer
 from perturn.episodes.seeds import seed_of
 from perturn.errors import check_belongs, check_fit
 from perturn.run.iteration_state import continue_training
@@ -75,7 +76,8 @@ def _unsaved(folder: str) -> dict[str, Any]:
 class Trainer:
     """Trains a policy in iterations with new rows each time, as a run with `align.minibatches` does.
 
-    The model, the optimizer state and the learning-rate schedule continue from one iteration to the next.
+    The model, the optimizer state and the learning-rate schedule continue from one iteration to the next. With a
+    `chat_template`, give `collect` and `evaluate` the trainer's `tokenizer`, so that rollouts use this template too.
 
     ```python
     trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-5)
@@ -142,8 +144,11 @@ class Trainer:
         config = self._config()
         credit_section = None if config.credit is None else section(config.credit, "credit")
         loss_and_credit(section(config.loss, "loss"), credit_section)
-        if not isinstance(model, str | Path):
-            self.tokenizer = tokenizer_of(model, tokenizer)
+        if not isinstance(model, str | Path) or config.chat_template is not None:
+            own = tokenizer_of(model, tokenizer)
+            self.tokenizer = (
+                own if config.chat_template is None else Renderer(own, config.chat_template).tokenizer
+            )
 
     def _config(self) -> TurnConfig:
         """Return the training settings of the current iteration."""

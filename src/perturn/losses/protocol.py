@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from perturn.credit import Credit
-from perturn.errors import check_fit
+from perturn.errors import ConfigError, check_fit
 from perturn.losses.token_inputs import TokenInput, token_inputs
 from perturn.losses.turn_logprobs import TurnLogprobs
 from perturn.table import at_defaults, check_members, check_names
@@ -134,9 +134,15 @@ def loss_values(loss: Loss, chosen: TurnLogprobs, rejected: Any, **step: Any) ->
     """Return the loss of each row [rows]. The rejected side is None if the loss reads one side.
 
     Raises:
-        ConfigError: If the loss does not return one floating-point number for each row.
+        ConfigError: If the loss does not return one floating-point number for each row, or has no gradient in training.
     """
-    return _of_rows(loss(chosen, rejected, **step), chosen, f"loss {type(loss).__name__}")
+    whose = f"loss {type(loss).__name__}"
+    found = _of_rows(loss(chosen, rejected, **step), chosen, whose)
+    if chosen.policy.requires_grad and not found.requires_grad:
+        raise ConfigError(
+            f"{whose} has no gradient. Compute it from chosen.policy, without detach() or no_grad() around the result."
+        )
+    return found
 
 
 def row_rewards(loss: Loss, side: TurnLogprobs) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perturn.credit import ClipCredit, Credit
-from perturn.errors import ConfigError, DataError, check_provided
+from perturn.errors import ConfigError, DataError, PerturnError, check_provided
 from perturn.losses import Loss, TurnLogprobs
 from perturn.losses.protocol import CoupledLoss
 from perturn.needs import Distance, Reference, keywords, reads
@@ -20,6 +20,7 @@ from perturn.policy.examples import Example
 from perturn.policy.models import load_model
 from perturn.policy.reference import compute_logprobs
 from perturn.remaining import remaining_of
+from perturn.table import guarded
 from perturn.types import Trajectory
 
 
@@ -68,7 +69,8 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     name, reads = f"credit {type(credit).__name__}", sorted(keywords(credit.needs))
     remedy = "give rows with weights, which rows.name=groups in a recipe computes before it trains"
     check_provided(name, reads, needed, "training", remedy)
-    found = credit(group, **needed)
+    with guarded(f"{name} cannot weigh {_said(group)}", passes=(PerturnError,)):
+        found = credit(group, **needed)
     _check_numbers(found, group, f"{name} must return", "a finite floating-point number")
     return [weight.detach() for weight in found]
 
@@ -82,12 +84,21 @@ def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> l
     Raises:
         ConfigError: If the credit does not return one finite number > 0 per turn.
     """
-    found = cast(ClipCredit, credit).clips(group, **needed) if credit.traits.sets_clip else None
+    if not credit.traits.sets_clip:
+        return [None] * len(group)
+    name = f"clips of credit {type(credit).__name__}"
+    with guarded(f"{name} cannot be computed for {_said(group)}", passes=(PerturnError,)):
+        found = cast(ClipCredit, credit).clips(group, **needed)
     if found is None:
         return [None] * len(group)
-    whose = f"clips of credit {type(credit).__name__} must return"
-    _check_numbers(found, group, whose, "a finite floating-point number > 0", above=0.0)
+    _check_numbers(found, group, f"{name} must return", "a finite floating-point number > 0", above=0.0)
     return [factor.detach() for factor in found]
+
+
+def _said(group: Sequence[Trajectory]) -> str:
+    """Return a group's description for messages."""
+    count = "one trajectory" if len(group) == 1 else f"the {len(group)} trajectories"
+    return f"{count} of task {group[0].task.id!r:.80}"
 
 
 def _check_numbers(

@@ -108,7 +108,8 @@ def continuing(
 ) -> Iterator[None]:
     """Compute a common prefix once, and let the packed passes inside this context continue it.
 
-    Leaving the context runs the backward pass through the prefix.
+    Leaving the context runs the backward pass through the prefix. Then the last layer computes all tokens again, as a
+    caller of the model's decoder expects.
 
     Args:
         model: As in `action_logprobs`.
@@ -117,6 +118,7 @@ def continuing(
     """
     if ids is None:
         yield
+        want(_causal_model(model), None)
         return
     prepare(model)
     inner, beginning = _causal_model(model), Beginning()
@@ -131,6 +133,7 @@ def continuing(
     if torch.is_grad_enabled():
         want(inner, position[:0])
         beginning.backward()
+    want(inner, None)
 
 
 def pack_by_pack(
@@ -250,6 +253,8 @@ def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted:
         attention_mask=forest_mask(segments, tokens_ahead()),
         use_cache=False,
     ).last_hidden_state[0]
+    if not torch.is_grad_enabled():  # no backward pass computes the layer again
+        want(model, None)
     return states
 
 

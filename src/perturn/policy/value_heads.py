@@ -197,10 +197,7 @@ def fit_values(
         _rows(own - center, torch.ones_like(target), target)
         for own, target in zip(features, targets, strict=True)
     ]
-    moments = [
-        _sum([own.T @ own for own, its in zip(rows, folds, strict=True) if its == fold])
-        for fold in range(max(folds) + 1)
-    ]
+    moments = _moments(rows, folds)
     head = _fit(_sum(moments), _penalty(moments))
     return ValueHead(center, head[:-2], head[-2])
 
@@ -255,6 +252,15 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
     return 1 - float((target - value).var(correction=0) / target.var(correction=0))
 
 
+def _moments(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
+    """Return the sum of x x^T over the rows x of each fold, [features + 2, features + 2] per fold."""
+    found = []
+    for fold in range(max(folds) + 1):
+        whole = torch.cat([own for own, its in zip(rows, folds, strict=True) if its == fold])
+        found.append(whole.T @ whole)
+    return found
+
+
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of tensors of equal shape."""
     return torch.stack(list(tensors)).sum(0)
@@ -285,10 +291,7 @@ def _dealt(episodes: int) -> list[int]:
 def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
     """Return, for each of at least two folds, the coefficients fitted on the other folds [features + 2]."""
     known = [own[own[:, -1].isfinite()] for own in rows]
-    moments = [
-        _sum([own.T @ own for own, its in zip(known, folds, strict=True) if its == fold])
-        for fold in range(max(folds) + 1)
-    ]
+    moments = _moments(known, folds)
     heads = []
     for fold in range(len(moments)):
         others = [each for each in moments[:fold] + moments[fold + 1 :] if each[-2, -2] > 0]

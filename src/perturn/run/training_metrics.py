@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -130,18 +129,9 @@ class TrainingProgress(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        """Write a metric.
-
-        Raises:
-            RunError: If the loss or the norm of the gradient is not finite.
-        """
+        """Write a metric."""
         if logs is None or "train_runtime" in logs:  # the trainer's final summary is no step
             return
         entry = {**logs, "step": state.global_step}
         if leads():
             append_line(self._file, _logged(entry))
-        for key, what in (("loss", "loss"), ("grad_norm", "gradient's norm")):
-            if not math.isfinite(entry.get(key, 0.0)):
-                first = "no update came before, so check the model, its dtype, and your own loss or credit."
-                remedy = "lower the learning rate." if state.global_step > 1 else first
-                raise RunError(f"the {what} is {entry[key]} at step {state.global_step}; {remedy}")

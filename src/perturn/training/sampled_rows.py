@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perturn.chat.tokens import Encoded
 from perturn.credit import Credit
-from perturn.errors import DataError, PerturnError, check_fit
+from perturn.errors import DataError, check_fit
 from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
 from perturn.group import Group, counts, groups_of
@@ -21,7 +21,6 @@ from perturn.needs import Distance, reads
 from perturn.policy.credit_weights import asked, asked_clips
 from perturn.policy.examples import Example
 from perturn.remaining import remaining_of
-from perturn.table import guarded
 from perturn.training.credit_choice import carries_own_turns
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
@@ -262,11 +261,9 @@ def weigh_groups(
             continue
         theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
         group = [trajectories[index] for index in members]
-        says = f"the {len(group)} trajectories of task {group[0].task.id!r:.80}"
-        with guarded(f"credit {type(credit).__name__} cannot weigh {says}", passes=(PerturnError,)):
-            weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
-            own = [carries_own_turns(credit, one) for one in group]
-            found |= zip(members, map(Weighed, weights, clips, own), strict=True)
+        weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
+        own = [carries_own_turns(credit, one) for one in group]
+        found |= zip(members, map(Weighed, weights, clips, own), strict=True)
     return found
 
 

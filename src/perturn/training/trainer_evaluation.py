@@ -206,6 +206,8 @@ class EvaluatingTrainer(ShardedTrainer):
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate all rows as one step, so that every metric, including the loss, is a mean over all rows."""
         rows = cast("Examples", dataloader.dataset).rows
+        self.model.eval()  # a statistic must not draw dropout
+        getattr(self.optimizer, "eval", lambda: None)()
         statistics = self._statistics(rows)
         self._evaluated = {} if None in statistics else {"step": torch.tensor(statistics)}
         self._means["eval"] = Means()
@@ -342,13 +344,25 @@ def step_metrics(
     found: dict[str, Any] = {"weight/chosen": chosen.weight, "entropy/chosen": of_chosen}
     if rejected is not None:
         found |= {"weight/rejected": rejected.weight, "entropy/rejected": of_rejected}
-    found |= loss.diagnostics(chosen, rejected, **step) if loss.traits.diagnostics else {}
+    found |= _tensors(loss, loss.diagnostics(chosen, rejected, **step)) if loss.traits.diagnostics else {}
     if loss.traits.turn_diagnostics:
         of_turns = {} if of_chosen is None else {"entropy": chosen.mean_by_turn(of_chosen)}
-        values = {**loss.turn_diagnostics(chosen), **of_turns}
+        values = {**_tensors(loss, loss.turn_diagnostics(chosen)), **of_turns}
         found |= by_position(chosen, values)
         found |= {"kl/turns": values["kl"]} if "kl" in values else {}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _tensors(loss: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the diagnostics of a loss.
+
+    Raises:
+        ConfigError: If one is neither a tensor nor None.
+    """
+    for name, value in found.items():
+        whose = f"{name} of the diagnostics of loss {type(loss).__name__}"
+        check_fit(isinstance(value, Tensor | None), whose, "be a tensor, or None", value)
+    return found
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

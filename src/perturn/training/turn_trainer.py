@@ -45,6 +45,7 @@ from perturn.policy.packing import (
     mismatched_packs,
 )
 from perturn.training.credit_choice import loss_and_credit, trains_own_turns
+from perturn.training.finite_metrics import refuse_not_finite
 from perturn.training.frozen_policies import Frozen
 from perturn.training.memory_errors import memory_remedies
 from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
@@ -360,10 +361,15 @@ class TurnTrainer(EvaluatingTrainer):
         return cast(Tensor, self.accelerator.gather(own).sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log an entry of the trainer; entries of training also get the mean metrics since the last entry."""
+        """Log an entry of the trainer; entries of training also get the mean metrics since the last entry.
+
+        Raises:
+            RunError: If the loss or the norm of the gradient is not finite.
+        """
         if "loss" in logs or "train_loss" in logs:
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
+        refuse_not_finite(logs, self.state.global_step)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the learning-rate schedule; with `optimizer_from`, load the state of optimizer and schedule.
