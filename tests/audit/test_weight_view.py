@@ -69,6 +69,17 @@ def test_episodes_that_failed_are_left_out(tmp_path, tiny_folder):
     assert len(rows) == 1
 
 
+def test_rows_with_a_failed_side_are_left_out(tmp_path, tiny_folder):
+    """As by the audit, which counts one usable row of three."""
+    file, lost = tmp_path / "rows.jsonl", replace(PAIR.rejected, status=Status.FAILED, error="lost")
+    rows = [replace(PAIR, rejected=lost), WeightedTrajectory(lost, (1.0,)), PAIR]
+    file.write_bytes(b"".join(line_of(each) for each in rows))
+    found = audit(file, str(tiny_folder))["parts"]["rows"]
+
+    assert len(list(inspect_json(file, str(tiny_folder)))) == found["usable"] == 1
+    assert "1 rows, 2 trajectories" in shown(file, tiny_folder, None)
+
+
 def test_the_loss_tokens_are_the_actions_and_their_end_tokens(data, tiny_folder):
     """Joined in order they give each action followed by <|im_end|>; every turn is there, and nothing else."""
     file, *expected = data

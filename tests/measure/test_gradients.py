@@ -72,7 +72,7 @@ def test_the_gradient_is_the_exact_one_in_the_limit(process):
     np.add.at(by_episode, turns.episode, turns.advantage[:, None] * scores)
     error = by_episode.std(0, ddof=1) / np.sqrt(EPISODES)
     assert (np.abs(by_episode.mean(0) - true) <= 4.5 * error + 1e-12).all()
-    figures = figures_of(turns, exact, scores.astype(np.float32))
+    figures = figures_of(turns, scores.astype(np.float32))(exact)
     for name in ("cosine", "expected_cosine"):
         assert figures[name].mean == pytest.approx(1, abs=0.2)
 
@@ -93,18 +93,25 @@ def test_signal_and_noise_are_what_a_thousand_episodes_have():
     mean = listed.probability @ own
     noise = float(listed.probability @ (own - mean).square().sum(1)) / 1000
 
-    found = figures_of(turns, exact, scores.astype(np.float32))["signal_to_noise"]
+    found = figures_of(turns, scores.astype(np.float32))(exact)["signal_to_noise"]
     assert found.low <= float(mean @ mean) / noise <= found.high
     assert float(mean @ mean) == pytest.approx(float(listed.gradient(1.0).square().sum()))
+
+
+def test_products_without_the_credit_are_computed_once():
+    turns, scores, exact = measured(PROCESSES[0].name)
+    of = products(turns, scores.astype(np.float32))
+
+    assert of(exact).halves is of(turns.advantage).halves
 
 
 def test_a_credit_of_noise_has_no_expected_gradient():
     turns, scores, exact = measured(PROCESSES[0].name)
     noise = np.random.default_rng(0).normal(size=len(exact))
 
-    found = figures_of(turns, noise, scores.astype(np.float32))
+    found = figures_of(turns, scores.astype(np.float32))(noise)
     assert found["signal_to_noise"].low < 0 < found["signal_to_noise"].high
-    assert products(turns, noise, scores.astype(np.float32)).episodes.sum() == EPISODES
+    assert products(turns, scores.astype(np.float32))(noise).episodes.sum() == EPISODES
 
 
 def test_fewer_than_five_tasks_give_no_figure_of_different_tasks():
@@ -112,7 +119,7 @@ def test_fewer_than_five_tasks_give_no_figure_of_different_tasks():
     turns, scores, _ = measured(PROCESSES[0].name)
     few = turns.task < 4
 
-    found = figures_of(turns.where(few), turns.advantage[few], scores[few].astype(np.float32))
+    found = figures_of(turns.where(few), scores[few].astype(np.float32))(turns.advantage[few])
     assert [name for name, figure in found.items() if figure is not None] == ["cosine"]
 
 

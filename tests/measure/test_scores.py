@@ -5,7 +5,15 @@ import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
 from perturn.measure.conclusions import sentences, unscored
-from perturn.measure.credit_scores import BOUNDS, by_third, clusters_of, estimate, scores_of, within_bounds
+from perturn.measure.credit_scores import (
+    BOUNDS,
+    SCORES,
+    by_third,
+    clusters_of,
+    estimate,
+    scores_of,
+    within_bounds,
+)
 from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9
@@ -143,6 +151,26 @@ def test_thirds_hold_their_own_turns():
 
     found = by_third(turns, credit)
     assert found["early"]["correlation"].mean > 0.9 > -0.9 > found["late"]["correlation"].mean
+
+
+def test_episodes_of_two_turns_have_no_thirds():
+    turns, true = made()
+    short = turns.where(turns.position < 2)
+    short.length[:] = 2
+
+    found = by_third(short, true[turns.position < 2])
+    assert {score for scores in found.values() for score in scores.values()} == {None}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_without_some_tasks_is_that_of_the_others_alone(name):
+    """Terms that are computed once are summed over the kept episodes."""
+    turns, true = made(noise=0.1)
+    credit, keep = np.round(true, 1), turns.task % 3 > 0
+    of = SCORES[name]
+
+    alone = of(turns.where(keep), credit[keep])(np.ones(int(keep.sum()), dtype=bool))
+    assert of(turns, credit)(keep) == pytest.approx(alone, abs=1e-12)
 
 
 def test_few_tasks_make_episodes_the_clusters():

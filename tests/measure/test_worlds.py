@@ -2,18 +2,20 @@
 
 # ruff: noqa: D101, D102
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from perturn.episodes.episode import Job
 from perturn.episodes.play_many import play
 from perturn.errors import RunError
-from perturn.measure.advantages import measure, needed, returns_of
-from perturn.measure.forecast import forecast
-from perturn.measure.points import ContinuationFile, Point, choose, plan, read_continuations
+from perturn.measure.advantages import measure, returns_of
+from perturn.measure.forecast import expected_width, forecast
+from perturn.measure.points import Continuation, ContinuationFile, Point, choose, plan, read_continuations
 from perturn.measure.worlds import WorldCheck, check_world
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task, Trajectory, Turn
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=3)
 
@@ -161,8 +163,44 @@ def test_what_is_there_changes_no_number_of_what_is_missing():
     every = list(planned.jobs(0, 4, []))
 
     (_, done), *_ = [(each, each) for each in every[:1]]
-    found = SimpleNamespace(point=done.point, number=done.number)
+    found = SimpleNamespace(point=done.point, number=done.number, outcome="counted")
     assert list(planned.jobs(0, 4, [found])) == every[1:]
+    found.outcome = "failed"
+    assert list(planned.jobs(0, 4, [found])) == every
+
+
+def test_a_failed_continuation_is_replaced_by_its_next_result(tmp_path):
+    file, failed = (
+        tmp_path / "continuations.jsonl",
+        Continuation("t", 0, 1, False, 2, 0.0, False, 0, "failed"),
+    )
+    counted = replace(failed, reward=1.0, outcome="counted")
+    with ContinuationFile(file) as store:
+        store.append(failed)
+        store.append(counted)
+
+        assert store.found == [counted]
+    assert read_continuations(file) == [counted]
+
+
+def test_points_of_a_long_episode_read_each_turn_once():
+    """Only where episodes share points."""
+
+    class Read(dict):
+        times = 0
+
+        def __repr__(self):
+            Read.times += 1
+            return super().__repr__()
+
+    turns = tuple(Turn((Read(role="user", content=str(n)),), Action("go")) for n in range(30))
+    one = Trajectory(Task("t"), turns)
+    planned = plan([one, replace(one, sample=1)], "deterministic")
+
+    assert Read.times == 60
+    assert planned.before[0] == planned.before[1]
+    plan([one], "open")
+    assert Read.times == 60
 
 
 def test_more_continuations_change_no_number_of_the_earlier_ones():
@@ -217,16 +255,45 @@ def test_more_episodes_keep_the_chosen_ones():
 
 
 def test_a_forecast_says_what_an_interval_needs():
-    """Variance 1/4, half-width 0.98: K = 2 (1.96 / 0.98)^2 / 4 = 2, and at least 4."""
+    """Before a continuation is played, from the returns of whole episodes."""
     episodes = episodes_of(Fixed)
     world = WorldCheck("deterministic", episodes=6, came_back=6, under_another_seed=6)
     planned = plan(episodes, world.kind)
 
     found = forecast(world, planned, episodes, [], continuations=8, wanted=0.1)
     assert found.world == world
-    assert needed(0.25, 0.98) == 4
-    assert needed(0.25, 0.196) == 50
     assert found.to_play == 8 * found.points
     assert not found.from_pilot
     assert found.needed > 8
     assert found.width > 0.1
+
+
+def test_a_forecast_has_the_width_of_the_measured_intervals():
+    """Of points with rates of 0 to 1, where eight continuations are forecast from four.
+
+    Last turns have a narrower interval, since the value after them is known.
+    """
+    episodes = [replace(one, sample=n) for n, one in enumerate(episodes_of(Fixed) * 10)]
+    planned, random = plan(episodes, "seeded"), np.random.default_rng(0)
+    few, many = {}, {}
+    for point in planned.points:
+        drawn = random.binomial(1, random.random(), 8) * 1.0
+        few[point], many[point] = drawn[:4], drawn
+
+    for continuations, returns in ((4, few), (8, many)):
+        turns = measure(planned, returns)
+        turns = turns.where(turns.position < turns.length - 1)
+        width = float((turns.high - turns.low).mean() / 2)
+        assert expected_width(list(few.values()), continuations) == pytest.approx(width, rel=0.08)
+
+
+def test_equal_returns_have_no_forecast():
+    """No episode succeeded: the next ones may all the same."""
+    episodes = [
+        replace(one, turns=tuple(replace(turn, reward=0.0) for turn in one.turns), total_reward=0.0)
+        for one in episodes_of(Fixed)
+    ]
+    world = WorldCheck("deterministic", episodes=6, came_back=6, under_another_seed=6)
+
+    found = forecast(world, plan(episodes, world.kind), episodes, [], continuations=8, wanted=0.1)
+    assert (found.width, found.needed) == (None, None)

@@ -54,6 +54,17 @@ def test_comparison_by_hand(run):
     assert comparison["interval"][0] < 0 < comparison["interval"][1]
 
 
+def test_a_score_above_one_leaves_all_scores_of_the_run_unbounded(run, make):
+    """The scores of sft lie between 0 and 1. Its interval by Student's t is 0.5 +- 3.18245 * 0.408 / 2."""
+    (run / "evaluation" / "base.jsonl").unlink()
+    make.put(run / "evaluation" / "base.jsonl", [make.trajectory(f"t{n}", 2.0 * n) for n in range(1, 5)])
+
+    summary = summarize(run)
+
+    assert summary["policies"][1]["interval"] == pytest.approx([-0.14962, 1.14962], abs=1e-4)
+    assert summary["by_kind"]["boil"]["sft"]["interval"][0] < 0
+
+
 def test_summary_has_the_agreed_keys(run):
     summary = summarize(run)
 

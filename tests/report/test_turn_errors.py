@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from perturn.analysis import turn_errors
 from perturn.analysis.number_text import error_lines
 from perturn.analysis.turn_errors import error_row
 from perturn.remaining import Remaining
@@ -73,6 +74,20 @@ def test_the_difference_is_that_of_the_two_rates_with_an_interval_over_episodes(
 
 def test_an_episode_that_goes_on_says_nothing_yet():
     assert error_row([episode([None] * 2, [0.0] * 2, status=Status.UNFINISHED)]) is None
+
+
+def test_rates_of_long_episodes_read_each_turn_a_few_times(monkeypatch):
+    read = []
+
+    class Counted(turn_errors.TurnError):
+        def __getattribute__(self, name):
+            read.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(turn_errors, "TurnError", Counted)
+    error_row([episode([None] * 60, [0.0] * 60)])
+
+    assert read.count("turn") <= 4 * 60
 
 
 def test_what_the_terminal_and_the_page_say():

@@ -13,7 +13,8 @@ from perturn.cli.measure_commands import LEFT_OUT, _print
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
-from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.episodes.play_many import play
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
 from perturn.measure.credit_scores import THIRDS
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
 from perturn.measure.points import ContinuationFile
@@ -22,6 +23,7 @@ from perturn.report import write_report
 from perturn.report.measured import counts_said, measured
 from perturn.report.score_headings import HEADINGS, OF_TURNS
 from perturn.run.stages.credit_stage import explored_stages
+from perturn.types import Status
 
 from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
 
@@ -131,6 +133,52 @@ def test_a_measurement_that_was_stopped_amid_continuations_goes_on(run, monkeypa
             measure_run(run, WANTED)
     assert len(file.read_bytes().splitlines()) == 5
     assert measure_run(run, WANTED) == whole
+
+
+@pytest.mark.parametrize("error", ["RuntimeError: torn", "NotComeBack: elsewhere"])
+def test_failed_continuations_stop_the_command_and_are_played_again(run, monkeypatch, error):
+    """Continuations that do not come back are counted apart, and are not played again."""
+    monkeypatch.chdir(run.parents[1])
+    whole = measure_run(run, WANTED)
+    file = RunPaths(run).continuations()
+    file.unlink()
+
+    def torn(jobs, *rest, **how):
+        return (replace(one, status=Status.FAILED, error=error) for one in play(jobs, *rest, **how))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("perturn.measure.play_points.play", torn)
+        if error.startswith("Not"):
+            with pytest.raises(
+                RunError, match=r"of (\d+) continuations, 0 failed .* and \1 did not come back"
+            ):
+                measure_run(run, WANTED)
+            file.unlink()
+        else:
+            with pytest.raises(EnvironmentFailure, match=r"continuations: 8 of .* RuntimeError: torn"):
+                measure_run(run, WANTED)
+    assert measure_run(run, WANTED) == whole
+
+
+def test_the_recipes_own_credit_is_measured_with_all(run, monkeypatch, tmp_path):
+    """And a credit that is named is no longer left out if it cannot be computed."""
+    monkeypatch.chdir(run.parents[1])
+    monkeypatch.setattr("perturn.measure.weigh.CREDITS", {"gigpo": None})
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom perturn.extend.tensors import GroupCredit\n\n"
+        "@dataclass(frozen=True)\nclass Own(GroupCredit):\n"
+        "    def __call__(self, group, **_):\n        return [torch.ones(len(one.turns)) for one in group]\n"
+    )
+    paths, own = RunPaths(run), f"{file}:Own"
+    recipe = replace(resolve_recipe(run), credit={"name": own})
+    stage = explored_stages(paths, recipe)[-1]
+    explored = list(read_trajectories(paths.trajectories(stage.name)))
+
+    found, left_out = weigh(paths, recipe, stage, ["all"], explored)
+    assert (list(found), left_out) == (["gigpo", own], {})
+    with pytest.raises(PerturnError, match="remaining"):
+        weigh(paths, recipe, stage, ["all", "first-error"], explored)
 
 
 def test_a_run_whose_policy_was_deleted_or_that_explored_nothing_is_rejected(run, monkeypatch, tmp_path):

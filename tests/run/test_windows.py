@@ -207,7 +207,7 @@ def test_a_credit_that_weighs_by_outcomes_is_refused(windowed):
 
 def test_the_report_takes_means_over_episodes_that_are_over(windowed):
     """None in the first iteration; and says so."""
-    rows = iteration_rows(read_run(windowed).iterations, [])
+    rows = iteration_rows(read_run(windowed).iterations, [], True)
 
     assert rows[0]["explored"] is None
     for number, row in enumerate(rows[1:], start=2):

@@ -81,19 +81,20 @@ def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
 
 
 def iteration_rows(
-    iterations: Sequence[Iteration], policies: Sequence[Mapping[str, Any]]
+    iterations: Sequence[Iteration], policies: Sequence[Mapping[str, Any]], bounded: bool
 ) -> list[dict[str, Any]]:
     """Return the section `iterations` of `summary.json`.
 
     Args:
         iterations: Iterations in order.
         policies: Rows of the evaluated policies. The name of a trained policy contains the number of its iteration.
+        bounded: Whether all scores of the run lie between 0 and 1.
     """
     made = {iteration_of(row["name"]) or 1: row for row in policies if row["name"] not in ("base", "sft")}
     return [
         {
             "iteration": each.number,
-            "explored": _explored(each.explored) if each.explored else None,
+            "explored": _explored(each.explored, bounded) if each.explored else None,
             "unfinished": each.unfinished,
             "ledger": ledger_of(each.counts, len(each.explored)),
             "training": _training(each),
@@ -142,13 +143,12 @@ def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
     return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
 
 
-def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:
+def _explored(episodes: Sequence[Outcome], bounded: bool) -> dict[str, Any]:
     """Return means over explored episodes, with intervals clustered by task."""
     tasks = [one.task for one in episodes]
     scores = [one.score for one in episodes]
     success = cluster_interval([float(one.success) for one in episodes], tasks)
-    within = (0.0, 1.0) if all(0 <= each <= 1 for each in scores) else None
-    reward = cluster_interval(scores, tasks, bounds=within)
+    reward = cluster_interval(scores, tasks, bounds=(0.0, 1.0) if bounded else None)
     turns = cluster_interval([float(one.turns) for one in episodes], tasks, bounds=None)
     invalid = _invalid(episodes)
     surprise = [one.surprise for one in episodes if one.surprise is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,12 @@ from perturn.types import Trajectory, failed, has_outcome, score, succeeded
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """Return the numbers of a run in the format of `summary.json`, which `report.summarize` describes."""
-    compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
+    bounded = _bounds(_scores(run)) is not None
+    compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared), bounded=bounded)
     policies = [
         {
             "name": name,
-            **policy_row(trajectories),
+            **policy_row(trajectories, bounded=bounded),
             **_passed(trajectories),
             "errors": error_row(trajectories),
             **_drawn(run, name),
@@ -44,10 +45,10 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
     return {
         "policies": policies,
         "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
-        "by_kind": _by_kind(run.evaluation),
+        "by_kind": _by_kind(run.evaluation, bounded),
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
-        "iterations": iteration_rows(run.iterations, policies),
+        "iterations": iteration_rows(run.iterations, policies, bounded),
     }
 
 
@@ -127,12 +128,17 @@ def estimate_row(found: Estimate) -> dict[str, Any]:
     return {"mean": found.mean, "interval": _ends(found), "n": found.n}
 
 
-def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:
-    """Compare two sets of episodes task by task, averaged over the samples of a task; None without a common task."""
+def compare(
+    a: Sequence[Trajectory], b: Sequence[Trajectory], *, bounded: bool = True
+) -> PairedComparison | None:
+    """Compare two sets of episodes task by task, averaged over the samples of a task; None without a common task.
+
+    `bounded` says whether the other scores of the run lie between 0 and 1.
+    """
     first, second = scores_by_task(a), scores_by_task(b)
     if not first.keys() & second.keys():
         return None
-    return paired_comparison(first, second, bounds=_bounds([*first.values(), *second.values()]))
+    return paired_comparison(first, second, bounds=_bounds([*first.values(), *second.values()], bounded))
 
 
 def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
@@ -210,9 +216,12 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return the scores of a policy's episodes; `report.summarize` describes them."""
-    mean = _mean(trajectories)
+def policy_row(trajectories: Sequence[Trajectory], *, bounded: bool = True) -> dict[str, Any]:
+    """Return the scores of a policy's episodes; `report.summarize` describes them.
+
+    `bounded` says whether the other scores of the run lie between 0 and 1.
+    """
+    mean = _mean(trajectories, bounded)
     success = _success(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     written = [turn.action.token_ids for turn in turns]
@@ -232,14 +241,14 @@ def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
+def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]], bounded: bool) -> dict[str, dict[str, Any]]:
     kinds = sorted({item.task.kind for trajectories in evaluation.values() for item in trajectories})
     table: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for name, trajectories in evaluation.items():
         for kind in kinds:
             its = [trajectory for trajectory in trajectories if trajectory.task.kind == kind]
             if its:
-                mean = _mean(its)
+                mean = _mean(its, bounded)
                 table[kind][name] = {"n": mean.n, "mean_score": mean.mean, "interval": _ends(mean)}
     return table
 
@@ -249,12 +258,12 @@ def _percentile(counts: Sequence[int], percent: int) -> int:
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 
-def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
+def _mean(trajectories: Sequence[Trajectory], bounded: bool) -> Estimate:
     """Return the mean score. If tasks have several episodes, the interval is clustered by task."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
-        return mean_interval(scores, bounds=_bounds(scores))
-    return replace(cluster_interval(scores, tasks, bounds=_bounds(scores)), n=len(scores))
+        return mean_interval(scores, bounds=_bounds(scores, bounded))
+    return replace(cluster_interval(scores, tasks, bounds=_bounds(scores, bounded)), n=len(scores))
 
 
 def _success(trajectories: Sequence[Trajectory]) -> Estimate:
@@ -265,9 +274,15 @@ def _success(trajectories: Sequence[Trajectory]) -> Estimate:
     return cluster_interval([float(each) for each in solved], tasks)
 
 
-def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
-    """Return the bounds of scores: 0 and 1, or None if a score lies outside them."""
-    return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
+def _scores(run: RecordedRun) -> Iterator[float]:
+    """Yield the scores of all policies of a run."""
+    yield from (score(one) for episodes in run.evaluation.values() for one in episodes)
+    yield from (one.score for each in run.iterations for one in each.explored)
+
+
+def _bounds(scores: Iterable[float], bounded: bool = True) -> tuple[float, float] | None:
+    """Return the bounds of scores: 0 and 1, or None if one of them or another score of the run lies outside."""
+    return (0.0, 1.0) if bounded and all(0 <= score <= 1 for score in scores) else None
 
 
 def _ends(found: Estimate | PairedComparison) -> list[float | None]:

@@ -50,6 +50,9 @@ def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
         return None
     kind: Kind = "wrong" if all(_is_measured(one) for one in played) else "invalid"
     turns = list(_turns(played, kind))
+    at: dict[tuple[int, bool], list[TurnError]] = {}
+    for each in turns:
+        at.setdefault((each.turn, each.after_error), []).append(each)
     return {
         "kind": kind,
         "before": _rate([each for each in turns if not each.after_error]),
@@ -58,8 +61,8 @@ def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
         "by_turn": [
             {
                 "turn": number,
-                "before": _rate([each for each in turns if each.turn == number and not each.after_error]),
-                "after": _rate([each for each in turns if each.turn == number and each.after_error]),
+                "before": _rate(at.get((number, False), [])),
+                "after": _rate(at.get((number, True), [])),
             }
             for number in range(1, max(each.turn for each in turns) + 1)
         ],

@@ -12,7 +12,7 @@ import numpy as np
 
 from perturn.audit.agent_traffic import Traffic
 from perturn.audit.audit_text import refused
-from perturn.audit.training_view import View, recipe_of, totals, view_of
+from perturn.audit.training_view import View, recipe_of, sides_of, totals, view_of
 from perturn.chat.model_names import load_config
 from perturn.chat.tokens import NO_TURN, Encoded, silent_turns
 from perturn.config.recipe import Recipe
@@ -30,7 +30,7 @@ from perturn.formats.row_sources import Source
 from perturn.formats.trl_rows import describe_unread
 from perturn.policy.examples import Example, count_unknown, encode_example, unread_by_template
 from perturn.table import locate
-from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+from perturn.types import Action, Trajectory, failed, succeeded
 
 _EXAMPLES = 5
 """Number of examples that are listed for each kind of finding."""
@@ -150,24 +150,24 @@ class _Part:
                 locate("perturn.training.sampled_rows:as_row")(
                     given, number, self.loss, filled=self.source.filled
                 )
-            played = row.trajectory if isinstance(row, WeightedTrajectory) else row
-            if any(map(failed, _sides(played))):
+            sides = sides_of(row)
+            if any(map(failed, sides)):
                 self.failed += 1
                 return
-            self._check_text(number, played)
+            self._check_text(number, sides)
             view = self.view
             how = (view.renderer, self.limit, view.shared_prefix)
             self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
             self.numbers.append(number)
-            self.silent_turns += sum(len(silent_turns(side)) for side in _sides(played))
-            for side in _sides(played):
+            self.silent_turns += sum(len(silent_turns(side)) for side in sides)
+            for side in sides:
                 self.traffic.add(side)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, **refused(record, str(error))})
 
-    def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
+    def _check_text(self, number: int, sides: Iterable[Trajectory]) -> None:
         """Look for control tokens in texts, and for actions whose text differs from their token ids."""
-        for side in _sides(row):
+        for side in sides:
             for turn, where, tokens in self._control_tokens(side):
                 self.control_tokens.append(
                     {"part": self.name, "row": number, "turn": turn, "where": where, "tokens": tokens}
@@ -248,10 +248,6 @@ class _Part:
             "examples": rows[:_EXAMPLES],
             "chosen_used_again": sum(count - 1 for count in chosen.values()),
         }
-
-
-def _sides(row: Trajectory | PreferencePair) -> tuple[Trajectory, ...]:
-    return (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected)
 
 
 def _turn_lengths(side: Encoded) -> Iterable[int]:

@@ -17,6 +17,7 @@ from perturn.errors import check_known, required
 from perturn.formats.row_sources import open_source
 from perturn.policy.examples import Example
 from perturn.table import locate
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,13 @@ def model_of(data: Path, model: str | None) -> str:
 
 def _is_there(policy: Path) -> bool:
     return (policy / "config.json").is_file()
+
+
+def sides_of(row: Trajectory | PreferencePair | WeightedTrajectory) -> tuple[Trajectory, ...]:
+    """Return the episodes of a row."""
+    if isinstance(row, PreferencePair):
+        return row.chosen, row.rejected
+    return (row.trajectory if isinstance(row, WeightedTrajectory) else row,)
 
 
 def totals(examples: Sequence[Example]) -> dict[str, int]:

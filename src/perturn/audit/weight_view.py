@@ -14,7 +14,7 @@ from rich.text import Text
 
 from perturn.audit.audit_text import named, say_shapes
 from perturn.audit.audit_text import refused as refused_text
-from perturn.audit.training_view import View, recipe_of, totals, view_of
+from perturn.audit.training_view import View, recipe_of, sides_of, totals, view_of
 from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.stages import makes
 from perturn.data.group_account import CreditRow, read_credits
@@ -81,11 +81,11 @@ def _encoded(
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
     """Yield each record with its encoded row and weights, or with the error that would make training reject the row.
 
-    FAILED episodes are left out, as in training.
+    Rows with a FAILED episode are left out, as in training.
     """
     given = _given(data, view)
     for record, row in _numbered(source, view, tally):
-        if isinstance(row, Trajectory) and failed(row):
+        if not isinstance(row, DataError) and any(map(failed, sides_of(row))):
             continue
         try:
             if isinstance(row, DataError):

@@ -67,20 +67,20 @@ def measure(
 
 
 def _print_forecast(planned: Mapping[str, Any]) -> None:
-    source = (
-        "the continuations played so far"
-        if planned["from_pilot"]
-        else "the scores of whole episodes of a task"
-    )
+    source = "continuations from each point" if planned["from_pilot"] else "whole episodes of each task"
     results.print(
-        f"With {planned['continuations']} continuations from each point, the 95 % interval of an advantage will be "
-        f"±{planned['width']:.2f}. An interval of ±{planned['wanted']:g} needs {planned['needed']} continuations.",
+        f"No width can be forecast, since the returns of {source} are equal. Explore easier tasks, or explore with a "
+        "stronger policy."
+        if planned["width"] is None
+        else f"With {planned['continuations']} continuations from each point, the 95 % interval of an advantage will "
+        f"be about ±{planned['width']:.2f}. An interval of ±{planned['wanted']:g} needs {planned['needed']} "
+        f"continuations, by the returns of {source}.",
         soft_wrap=True,
     )
     results.print(
         f"{planned['episodes']} episodes with {planned['turns']} turns have {planned['points']} points; "
-        f"{planned['to_play']} continuations of about {planned['turns_to_play']} turns in all are left to play. The "
-        f"forecast uses the variance of {source}. {_answers(planned['world'])}.",
+        f"{planned['to_play']} continuations of about {planned['turns_to_play']} turns in all are left to play. "
+        f"{_answers(planned['world'])}.",
         soft_wrap=True,
     )
 

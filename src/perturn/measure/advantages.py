@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -126,7 +126,7 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
                 continue
             gained = 0.0 if end is not None and end.acted else rewards[turn]
             found = gained + after.estimate.mean - before.estimate.mean
-            low, high = _difference(after.estimate, before.estimate)
+            low, high = difference(after.estimate, before.estimate)
             known = (task, number, turn, len(one.turns), succeeded(one))
             rows.append((*known, found, gained + low, gained + high, before.estimate.mean))
             halves.append(gained + after.halves - before.halves)
@@ -143,7 +143,7 @@ def _stacked(rows: Sequence[tuple[float, ...]], halves: Sequence[Floats]) -> Mea
 
 def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Point, _Value]:
     """Return the value of each point that has at least `FEWEST` continuations."""
-    bounds = bounds_of(returns)
+    bounds = bounds_of(returns.values())
     found = {}
     for number, point in enumerate(plan.points):
         own = returns.get(point)
@@ -163,36 +163,17 @@ def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
     return mean_interval(returns, bounds=bounds)
 
 
-def bounds_of(returns: Mapping[Point, Floats]) -> Bounds:
+def bounds_of(returns: Collection[Floats]) -> Bounds:
     """Return the lowest and the highest return, extended to include 0; (0, 1) if all returns are 0."""
-    low = min((float(own.min()) for own in returns.values()), default=0.0)
-    high = max((float(own.max()) for own in returns.values()), default=0.0)
+    low = min((float(own.min()) for own in returns), default=0.0)
+    high = max((float(own.max()) for own in returns), default=0.0)
     low, high = min(0.0, low), max(0.0, high)
     return (low, high) if high > low else (0.0, 1.0)
 
 
-def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
+def difference(one: Estimate, other: Estimate) -> tuple[float, float]:
     """Return the interval of the difference of two independent means; see `measure`."""
     found = one.mean - other.mean
     below = sqrt((one.mean - one.low) ** 2 + (other.high - other.mean) ** 2)
     above = sqrt((one.high - one.mean) ** 2 + (other.mean - other.low) ** 2)
     return found - below, found + above
-
-
-def spread_within(returns: Mapping[Point, Floats]) -> float | None:
-    """Return the variance of a point's returns, averaged over points; None if no point has two returns."""
-    found = [float(own.var(ddof=1)) for own in returns.values() if len(own) > 1]
-    return float(np.mean(found)) if found else None
-
-
-def needed(variance: float, width: float, quantile: float = 1.96) -> int:
-    """Return the number of continuations for which the interval of an advantage has the half-width `width`.
-
-        K = 2 (z / h)^2 s^2
-
-    Args:
-        variance: Variance s^2 of a point's returns, in squared units of reward.
-        width: Half-width h of the interval, in units of reward.
-        quantile: Normal quantile z of the interval.
-    """
-    return max(FEWEST, int(np.ceil(2 * (quantile / width) ** 2 * variance)))

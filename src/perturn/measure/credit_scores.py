@@ -11,18 +11,22 @@ credit. Sums run over turns. Means run over the random splits, and over the two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 from math import isinf, sqrt
 
 import numpy as np
 
-from perturn.measure.advantages import Floats, Ids, Measured
+from perturn.measure.advantages import Flags, Floats, Ids, Measured
 from perturn.stats import Estimate, jackknife
 
-Score = Callable[[Measured, Floats], float | None]
-"""Function from measured turns and their credit [turns] to a score; None if the score is undefined."""
+Statistic = Callable[[Flags], float | None]
+"""Function from a mask [turns], which keeps or drops whole episodes, to the score of the kept turns. The score is None
+if it is undefined."""
+Score = Callable[[Measured, Floats], Statistic]
+"""Function from measured turns and their credit [turns] to a statistic."""
 
 THIRDS = ("early", "middle", "late")
 """Thirds of an episode."""
@@ -31,7 +35,17 @@ FEWEST_TASKS = 5
 _ROUNDING = 1e-12
 
 
-def correlation(turns: Measured, credit: Floats) -> float | None:
+def _recomputed(score: Callable[[Measured, Floats], float | None]) -> Score:
+    """Return a score that is computed from the kept turns anew for each mask."""
+
+    @wraps(score)
+    def statistic(turns: Measured, credit: Floats) -> Statistic:
+        return lambda keep: score(turns.where(keep), credit[keep])
+
+    return statistic
+
+
+def correlation(turns: Measured, credit: Floats) -> Statistic:
     """Return the correlation of credit and advantage within episodes.
 
         sum c~ A~ / sqrt(sum c~^2  mean sum A1~ A2~),   x~ = x - (mean of x over the turns of the episode)
@@ -45,12 +59,16 @@ def correlation(turns: Measured, credit: Floats) -> float | None:
     """
     own = _centred(turns, credit)
     one, other = _centred(turns, turns.halves)
-    size, spread = float(own @ own), float((one * other).sum(1).mean())
-    if _is_constant(turns, credit) or spread <= 0:
-        return None
-    return float(own @ turns.advantage) / sqrt(size * spread)
+    terms = np.stack([own * turns.advantage, own**2, (one * other).mean(0), credit**2])
+
+    def of(keep: Flags) -> float | None:
+        along, size, spread, square = terms[:, keep].sum(1).tolist()
+        return None if size <= _ROUNDING * square or spread <= 0 else along / sqrt(size * spread)
+
+    return of
 
 
+@_recomputed
 def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
     """Return the share of the squared advantage that remains after subtracting the best multiple of the credit.
 
@@ -65,6 +83,7 @@ def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
     return 1 - float((along[0] * along[1]).mean()) / (size * square)
 
 
+@_recomputed
 def auc(turns: Measured, credit: Floats) -> float | None:
     """Return the probability that the credit is higher at a turn that gained than at a turn that lost. Ties count half.
 
@@ -91,14 +110,15 @@ def auc(turns: Measured, credit: Floats) -> float | None:
     return float((gained * below[:, rank]).sum(1).mean()) / whole
 
 
+@_recomputed
 def sign_errors(turns: Measured, credit: Floats) -> float | None:
     """Return the share of the absolute advantage at turns where the credit has the wrong sign; a zero counts half.
 
         (1 - sum sign(c) A / mean sum sign(A1) A2) / 2
 
     The score compares the credit with one half of the continuations. It is 0 if the signs of the credit are as good as
-    the signs from that half, and below 0 if they are better. With more continuations, the denominator approaches sum
-    |A|.
+    the signs from that half, below 0 if they are better, and 0.5 at chance. With more continuations, the denominator
+    approaches sum |A|, and the score the share.
 
     Source: Perturn. The numerator is linear in A, and the denominator is a product of halves.
     """
@@ -107,7 +127,7 @@ def sign_errors(turns: Measured, credit: Floats) -> float | None:
     return (1 - float(np.sign(credit) @ turns.advantage) / size) / 2 if size > 0 else None
 
 
-def lost_auc(turns: Measured, credit: Floats) -> float | None:
+def lost_auc(turns: Measured, credit: Floats) -> Statistic:
     """Return the probability that the credit is lower at the turn that lost an episode than at another of its turns.
 
     If an episode did not solve its task, the turn with the lowest A1 is taken as the turn that lost it. The episode has
@@ -117,20 +137,16 @@ def lost_auc(turns: Measured, credit: Floats) -> float | None:
 
     Source: Perturn. The probability is the statistic of Mann and Whitney within an episode.
     """
-    found, whole = 0.0, 0.0
-    first, second = _both_orders(turns.halves)
-    for start, stop in _failures(turns):
+    found = {}
+    for start, stop, lowest, loss in _losses(turns):
         mine = credit[start:stop]
-        lowest = first[:, start:stop].argmin(1)
-        loss = -second[np.arange(len(lowest)), start + lowest]
         at = mine[lowest][:, None]
         share = ((at < mine).sum(1) + ((at == mine).sum(1) - 1) / 2) / (len(mine) - 1)
-        found += float((loss * share).mean())
-        whole += float(loss.mean())
-    return found / whole if whole > 0 else None
+        found[start] = float((loss * share).mean()), float(loss.mean())
+    return _ratio(found)
 
 
-def loss_found(turns: Measured, credit: Floats) -> float | None:
+def loss_found(turns: Measured, credit: Floats) -> Statistic:
     """Return the loss at the turns that the credit blames most, relative to the largest losses of the episodes.
 
         sum A at argmin c / mean sum A2 at argmin A1        over episodes that did not solve their task
@@ -141,14 +157,12 @@ def loss_found(turns: Measured, credit: Floats) -> float | None:
     Source: Perturn. In the numerator the credit chooses the turn. In the denominator one half of the continuations
     chooses it, and the other half measures the loss.
     """
-    found, most = 0.0, 0.0
-    first, second = _both_orders(turns.halves)
-    for start, stop in _failures(turns):
+    found = {}
+    for start, stop, _, loss in _losses(turns):
         mine = credit[start:stop]
-        found += float(turns.advantage[start:stop][mine == mine.min()].mean())
-        lowest = first[:, start:stop].argmin(1)
-        most += float(second[np.arange(len(lowest)), start + lowest].mean())
-    return found / most if most < 0 else None
+        blamed = turns.advantage[start:stop][mine == mine.min()]
+        found[start] = -float(blamed.mean()), float(loss.mean())
+    return _ratio(found)
 
 
 SCORES: Mapping[str, Score] = {
@@ -188,7 +202,7 @@ def estimate(name: str, turns: Measured, credit: Floats) -> Estimate | None:
     clusters: list[Hashable] = clusters_of(turns).tolist()
     if not clusters:
         return None
-    found = jackknife(lambda keep: SCORES[name](turns.where(keep), credit[keep]), clusters)
+    found = jackknife(SCORES[name](turns, credit), clusters)
     if found is not None and name == "lost_auc" and _is_constant(turns, credit):
         return replace(found, low=found.mean, high=found.mean)
     return None if found is None else within_bounds(found, BOUNDS.get(name))
@@ -230,10 +244,10 @@ def scores_of(turns: Measured, credit: Floats) -> dict[str, Estimate | None]:
 
 
 def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | None]]:
-    """Return all scores of a credit for each third of the episodes."""
+    """Return all scores of a credit for each third of the episodes. Episodes of one or two turns are left out."""
     found = {}
     for number, name in enumerate(THIRDS):
-        keep = turns.third == number
+        keep = (turns.third == number) & (turns.length >= len(THIRDS))
         found[name] = scores_of(turns.where(keep), credit[keep])
     return found
 
@@ -260,3 +274,25 @@ def _failures(turns: Measured) -> list[tuple[int, int]]:
         return []
     edges = [*np.flatnonzero(np.diff(turns.episode, prepend=-1)).tolist(), len(turns.episode)]
     return [(a, b) for a, b in pairwise(edges) if b - a > 1 and not turns.solved[a]]
+
+
+def _losses(turns: Measured) -> Iterator[tuple[int, int, Ids, Floats]]:
+    """Yield the start and the end of each episode of `_failures`, with its turn of lowest A1 and the loss -A2 there.
+
+    The last two have an entry for each split, in both orders of the halves [2 splits].
+    """
+    first, second = _both_orders(turns.halves)
+    for start, stop in _failures(turns):
+        lowest = first[:, start:stop].argmin(1)
+        yield start, stop, lowest, -second[np.arange(len(lowest)), start + lowest]
+
+
+def _ratio(terms: Mapping[int, tuple[float, float]]) -> Statistic:
+    """Return the statistic that divides two sums over episodes, whose terms are given by the episode's first turn."""
+
+    def of(keep: Flags) -> float | None:
+        kept = [each for start, each in terms.items() if keep[start]]
+        found, whole = (sum(column) for column in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+        return found / whole if whole > 0 else None
+
+    return of

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import ceil, fsum
 
 import numpy as np
 
 from perturn.credit.returns import recorded_rewards
-from perturn.measure.advantages import needed, returns_of, spread_within
+from perturn.measure.advantages import FEWEST, Floats, bounds_of, difference, returns_of
 from perturn.measure.points import Continuation, Plan
 from perturn.measure.worlds import WorldCheck
+from perturn.stats import mean_interval
 from perturn.types import Trajectory
 
 PILOT = 50
-"""Smallest number of continuations whose own variance is used."""
+"""Smallest number of continuations whose own returns are used."""
+_DRAWS = 100
+"""Number of simulated advantages."""
+_MOST = 1024
+"""Number of continuations from which widths are extrapolated."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +35,20 @@ class Forecast:
     """Number of points from which continuations are played."""
     continuations: int
     """Requested number of continuations from each point."""
-    width: float
+    width: float | None
     """Expected half-width of the 95 % interval of an advantage with this number of continuations, in units of
-    reward."""
+    reward. None if all recorded returns are equal."""
     wanted: float
     """Wanted half-width, in units of reward."""
-    needed: int
-    """Number of continuations of each point for the wanted half-width."""
+    needed: int | None
+    """Number of continuations of each point for the wanted half-width. None if all recorded returns are equal."""
     played: int
     """Number of continuations that exist already."""
     to_play: int
     turns_to_play: int
     """Expected number of turns in the continuations to play, by the lengths of the recorded episodes."""
     from_pilot: bool
-    """Whether the variance comes from continuations. The variance of whole episodes is larger on average."""
+    """Whether the returns are of continuations. Returns of whole episodes have a larger variance on average."""
 
 
 def forecast(
@@ -55,9 +61,9 @@ def forecast(
 ) -> Forecast:
     """Return the amount of work of a measurement, and the number of continuations that an interval needs.
 
-    Once 50 continuations exist, the variance of a point's returns is averaged over the points that have continuations.
-    Before, the variance of the returns between episodes of a task is used. It is at least as large on average, by the
-    law of total variance.
+    The forecast resamples recorded returns, and computes the intervals as `measure` does. Once 50 continuations exist,
+    it uses the returns of each point. Before, it uses the returns of the episodes of each task. Their variance is at
+    least as large on average, by the law of total variance.
 
     Args:
         world: Result of checking the environment.
@@ -68,9 +74,13 @@ def forecast(
         wanted: Half-width of the 95 % interval of an advantage, in units of reward.
     """
     points = set(plan.points)
-    own = [one for one in done if one.point in points and one.number < continuations]
-    pilot = spread_within(returns_of(own)) if len(own) >= PILOT else None
-    variance = _between_episodes(explored) if pilot is None else pilot
+    own = [
+        one for one in done if one.point in points and one.number < continuations and one.outcome != "failed"
+    ]
+    pilot = returns_of(own).values()
+    from_pilot = sum(map(len, pilot)) >= PILOT
+    groups = pilot if from_pilot else _by_task(explored)
+    varies = any(np.ptp(returns) > 0 for returns in groups)
     left = dict.fromkeys(points, continuations)
     for one in own:
         left[one.point] -= 1
@@ -82,22 +92,52 @@ def forecast(
         turns=sum(lengths.values()),
         points=len(points),
         continuations=continuations,
-        width=1.96 * float(np.sqrt(2 * variance / continuations)),
+        width=expected_width(groups, continuations) if varies else None,
         wanted=wanted,
-        needed=needed(variance, wanted),
+        needed=_needed(groups, wanted) if varies else None,
         played=len(own),
         to_play=sum(left.values()),
         turns_to_play=turns,
-        from_pilot=pilot is not None,
+        from_pilot=from_pilot,
     )
 
 
-def _between_episodes(explored: Sequence[Trajectory]) -> float:
-    """Return the mean variance of returns between episodes of a task; over all episodes if each task has only one."""
-    by_task: dict[str, list[float]] = {}
+def expected_width(groups: Collection[Floats], continuations: int) -> float:
+    """Return the mean half-width of intervals of simulated advantages.
+
+    Each advantage has two samples from the returns of one group and one return of any group. Without the added
+    return, a group of few equal returns would have no variance.
+
+    Args:
+        groups: Returns of points or tasks, in units of reward [returns].
+        continuations: Number of continuations from each point.
+    """
+    bounds, random = bounds_of(groups), np.random.default_rng(0)
+    listed, pooled = list(groups), np.concatenate(list(groups))
+    found = []
+    for each in random.integers(len(listed), size=_DRAWS):
+        own = np.append(listed[each], random.choice(pooled))
+        one, other = (
+            mean_interval(drawn, bounds=bounds) for drawn in random.choice(own, (2, continuations)).tolist()
+        )
+        low, high = difference(one, other)
+        found.append((high - low) / 2)
+    return float(np.mean(found))
+
+
+def _needed(groups: Collection[Floats], wanted: float) -> int:
+    """Return the number of continuations for which an interval has the wanted half-width.
+
+    Above `_MOST` continuations, the half-width falls with the square root of their number.
+    """
+    found = bisect_left(range(_MOST), -wanted, lo=FEWEST, key=lambda many: -expected_width(groups, many))
+    return found if found < _MOST else ceil(_MOST * (expected_width(groups, _MOST) / wanted) ** 2)
+
+
+def _by_task(explored: Sequence[Trajectory]) -> list[Floats]:
+    """Return the returns of the episodes of each task; of all episodes as one group if each task has only one."""
+    found: dict[str, list[float]] = {}
     for one in explored:
-        by_task.setdefault(one.task.id, []).append(fsum(recorded_rewards(one)))
-    several = [returns for returns in by_task.values() if len(returns) > 1]
-    groups = several or [[each for own in by_task.values() for each in own]]
-    found = [float(np.var(returns, ddof=1)) for returns in groups if len(returns) > 1]
-    return float(np.mean(found)) if found else 0.25
+        found.setdefault(one.task.id, []).append(fsum(recorded_rewards(one)))
+    groups = [np.array(returns) for returns in found.values()]
+    return groups if any(len(returns) > 1 for returns in groups) else [np.concatenate(groups)]

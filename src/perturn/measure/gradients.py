@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -37,12 +37,12 @@ class Products:
     """Number of episodes of each task [tasks]."""
 
 
-def products(turns: Measured, credit: Floats, gradients: ProjectedGradients) -> Products:
-    """Return the inner products of the gradients of tasks.
+def products(turns: Measured, gradients: ProjectedGradients) -> Callable[[Floats], Products]:
+    """Return a function from a credit [turns] to the inner products of the gradients of tasks.
 
         x_k = sum of c_t grad log pi(a_t | h_t) over the turns of task k
 
-    If there are few tasks, each episode is treated as a task.
+    If there are few tasks, each episode is treated as a task. Products without the credit are computed only once.
     """
     _, number = np.unique(clusters_of(turns), return_inverse=True)
     count = int(number.max()) + 1
@@ -55,10 +55,17 @@ def products(turns: Measured, credit: Floats, gradients: ProjectedGradients) -> 
         found: Floats = (weights.astype(np.float32) @ gradients).astype(np.float64)
         return found
 
-    own, theirs = by_task(credit), by_task(turns.advantage)
+    theirs = by_task(turns.advantage)
+    measured = theirs @ theirs.T
     parts = [by_task(one) @ by_task(other).T for one, other in zip(*turns.halves, strict=True)]
     halves = np.mean(parts, axis=0)
-    return Products(own @ own.T, own @ theirs.T, theirs @ theirs.T, (halves + halves.T) / 2, episodes)
+    halves = (halves + halves.T) / 2
+
+    def of(credit: Floats) -> Products:
+        own = by_task(credit)
+        return Products(own @ own.T, own @ theirs.T, measured, halves, episodes)
+
+    return of
 
 
 def cosine(of: Products, keep: Flags) -> float | None:
@@ -126,17 +133,19 @@ share points and therefore the noise of their continuations."""
 
 
 def figures_of(
-    turns: Measured, credit: Floats, gradients: ProjectedGradients
-) -> Mapping[str, Estimate | None]:
-    """Return all figures of a credit's gradient with their 95 % intervals, from a jackknife over tasks.
+    turns: Measured, gradients: ProjectedGradients
+) -> Callable[[Floats], Mapping[str, Estimate | None]]:
+    """Return a function from a credit [turns] to all figures of its gradient, by name.
 
-    With fewer than five tasks, the figures of `ACROSS` are None.
+    The 95 % intervals are from a jackknife over tasks. With fewer than five tasks, the figures of `ACROSS` are None.
     """
-    if not len(turns.task):
-        return dict.fromkeys(FIGURES)
-    few = has_few_tasks(turns)
-    of = products(turns, credit, gradients)
-    return {name: None if few and name in ACROSS else _estimate(name, of) for name in FIGURES}
+    few, products_of = has_few_tasks(turns), products(turns, gradients)
+
+    def figures(credit: Floats) -> dict[str, Estimate | None]:
+        of = products_of(credit)
+        return {name: None if few and name in ACROSS else _estimate(name, of) for name in FIGURES}
+
+    return figures
 
 
 def _estimate(name: str, of: Products) -> Estimate | None:

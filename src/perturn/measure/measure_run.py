@@ -25,8 +25,8 @@ from perturn.errors import RunError, check_fit, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
-from perturn.measure.conclusions import sentences
-from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
+from perturn.measure.conclusions import sentences, unscored
+from perturn.measure.credit_scores import FEWEST_TASKS, SCORES, by_third, has_few_tasks, scores_of
 from perturn.measure.forecast import Forecast, forecast
 from perturn.measure.gradients import ACROSS, ProjectedGradients, figures_of
 from perturn.measure.play_points import play_points, rules
@@ -92,9 +92,7 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
         returns = returns_of(played)
         turns = measure(planned, returns, recipe.seed)
         if not len(turns.task):
-            raise RunError(
-                "no turn has enough continuations that came back to it; `perturn check-env` says why."
-            )
+            raise RunError(_unmeasured(played))
         session.release()
         gradients = _gradients(run.paths, recipe, stage, chosen, turns) if wanted.gradients else None
         if gradients is not None and has_few_tasks(turns):
@@ -113,7 +111,7 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
             "explored": len(explored),
             "explored_failed": sum(map(failed, explored)),
             **_counts(planned, played, turns),
-            "bounds": list(bounds_of(returns) or ()),
+            "bounds": list(bounds_of(returns.values()) or ()),
             "gradients": None if gradients is None else gradients.shape[1],
             "credits": _rows(turns, weighed, chosen, gradients, played),
             "left_out": left_out,
@@ -121,6 +119,7 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
         names = found["credits"].items()
         environment = found["environment"]
         found["sentences"] = [each for name, row in names for each in sentences(name, row, environment)]
+        found["unscored"] = unscored(found["credits"].values(), SCORES)
         found["by_episode"] = _by_episode(chosen, turns, weighed)
         write_whole(run.paths.measured(stage.mark), json.dumps(found) + "\n")
     return found
@@ -268,6 +267,17 @@ def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> d
     }
 
 
+def _unmeasured(played: Sequence[Continuation]) -> str:
+    """Return why no turn was measured, and what to do."""
+    outcomes = [one.outcome for one in played]
+    return (
+        f"no turn has {FEWEST} continuations that count: of {len(played)} continuations, {outcomes.count('failed')} "
+        f"failed with an error of the environment or the engine, and {outcomes.count('elsewhere')} did not come back "
+        "to their turn. The same command plays failed continuations again; `perturn check-env` says why an environment "
+        "does not come back."
+    )
+
+
 def _gradients(
     paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
 ) -> ProjectedGradients | None:
@@ -289,18 +299,19 @@ def _rows(
 ) -> dict[str, Any]:
     """Return the scores of each credit, and of the measured advantage as a credit."""
     found = {}
-    for name, one in weighed.items():
+    figures = None if gradients is None else figures_of(turns, gradients)
+    for name, one in track(weighed.items(), "scores", "credits"):
         credit = np.array([one.weights[chosen[e].key][t] for e, t in _turns_of(turns)])
         row: dict[str, Any] = {"settings": dict(one.section), "by_outcome": one.by_outcome, "cost": one.cost}
         row |= _plain(scores_of(turns, credit))
         row["by_third"] = {third: _plain(own) for third, own in by_third(turns, credit).items()}
-        if gradients is not None:
-            row |= _at_cost(_plain(figures_of(turns, credit, gradients)), one.cost)
+        if figures is not None:
+            row |= _at_cost(_plain(figures(credit)), one.cost)
         found[name] = row
-    if gradients is not None:
+    if figures is not None:
         length = sum(len(one.turns) for one in chosen)
         cost = 1 + sum(one.turns for one in played) / length
-        own = _at_cost(_plain(figures_of(turns, turns.advantage, gradients)), cost)
+        own = _at_cost(_plain(figures(turns.advantage)), cost)
         own |= dict.fromkeys(WITHHELD)
         found[MEASURED] = {
             "settings": {},

@@ -9,6 +9,7 @@ from typing import Any
 from perturn.display.progress_bars import bar
 from perturn.episodes.play_many import play
 from perturn.measure.points import Continuation, ContinuationFile, Plan
+from perturn.run.failure_limits import Failures
 from perturn.run.session import Session, capacity, world_maker
 from perturn.run.stages.evaluation_strategy import PLAIN
 from perturn.types import EpisodeProtocol, Sampling, SimulatedUser
@@ -25,6 +26,8 @@ def play_points(
 ) -> list[Continuation]:
     """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
+    Continuations that FAILED in an earlier call are played again.
+
     Args:
         session: An open run.
         plan: Points of recorded episodes.
@@ -33,6 +36,9 @@ def play_points(
         sampling: Decoding settings of the recorded episodes.
         continuations: Number of continuations from each point.
         concurrency: Number of episodes that run at the same time.
+
+    Raises:
+        EnvironmentFailure: If more continuations FAIL than `worlds.max_failed` allows.
     """
     points = set(plan.points)
     with ContinuationFile(file) as store:
@@ -44,11 +50,15 @@ def play_points(
             how["concurrency"] = capacity(session.recipe, make, concurrency)
             how["protocol"] = rules(session, policy)
             total = len(points) * continuations
+            failures = Failures(session.recipe.worlds.max_failed, len(missing), concurrency)
             with bar("continuations", total, total - len(missing), "continuations") as shown:
                 played = play((each.job for each in missing), session.serve(policy, PLAIN), make, **how)
                 for one in played:
-                    store.append(planned[one.key].ended(one))
+                    ended = planned[one.key].ended(one)
+                    store.append(ended)
                     shown.advance()
+                    if ended.outcome != "elsewhere":  # says nothing of errors
+                        failures.add([one]).refuse("continuations")
         return [one for one in store.found if one.point in points and one.number < continuations]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count
 from math import fsum
 from pathlib import Path
@@ -18,7 +19,7 @@ from perturn.episodes.seeds import seed_of
 from perturn.errors import DataError
 from perturn.io.append_file import GrowingFile
 from perturn.io.read_input import complete_lines
-from perturn.types import Trajectory, came_back, failed, unfinished
+from perturn.types import Trajectory, came_elsewhere, failed, unfinished
 
 Kind = Literal["deterministic", "seeded", "open"]
 """How an environment answers when an episode's actions are replayed: always equally (`deterministic`), equally under
@@ -74,11 +75,15 @@ class Continuation:
 
 
 def read_continuations(file: Path) -> list[Continuation]:
-    """Return the continuations in a file; empty if the file does not exist. An incomplete last line is ignored."""
+    """Return the continuations in a file; empty if the file does not exist. An incomplete last line is ignored.
+
+    If a continuation was played again, the last result is returned.
+    """
     if not file.is_file():
         return []
     lines = enumerate((raw for _, raw in complete_lines(file, DataError)), start=1)
-    return [parse_line(Continuation, raw, f"{file}:{number}") for number, raw in lines]
+    every = (parse_line(Continuation, raw, f"{file}:{number}") for number, raw in lines)
+    return list({(one.point, one.number): one for one in every}.values())
 
 
 class ContinuationFile:
@@ -87,13 +92,17 @@ class ContinuationFile:
     def __init__(self, file: Path) -> None:
         """Open the file, and remove an incomplete last line."""
         self._file = GrowingFile(file, DataError, lambda: None)
-        self.found = read_continuations(file)
+        self._found = {(one.point, one.number): one for one in read_continuations(file)}
+
+    @property
+    def found(self) -> list[Continuation]:
         """Continuations in the file, including appended ones."""
+        return list(self._found.values())
 
     def append(self, one: Continuation) -> None:
-        """Append a continuation."""
+        """Append a continuation, which replaces an earlier result."""
         self._file.append(line_of(one))
-        self.found.append(one)
+        self._found[one.point, one.number] = one
 
     def __enter__(self) -> ContinuationFile:
         return self
@@ -112,7 +121,7 @@ class Planned(NamedTuple):
     def ended(self, played: Trajectory) -> Continuation:
         """Return the result of the continuation from its finished episode."""
         turn = self.point.turn
-        outcome = "counted" if not failed(played) else "failed" if came_back(played) else "elsewhere"
+        outcome = "counted" if not failed(played) else "elsewhere" if came_elsewhere(played) else "failed"
         reward = fsum(recorded_rewards(played)[turn:]) if outcome == "counted" else 0.0
         own = max(0, len(played.turns) - played.taken_over)
         return Continuation(*self.point, self.number, reward, played.success, own, outcome)
@@ -138,7 +147,7 @@ class Plan:
         return list(dict.fromkeys(point for point in found if point is not None))
 
     def jobs(self, seed: int, continuations: int, done: Sequence[Continuation]) -> Iterator[Planned]:
-        """Yield the continuations that are not played yet.
+        """Yield the continuations that are not played yet, or that FAILED.
 
         The seed of a continuation depends only on the run's seed, its point and its number. Its sample number depends
         only on its point and its number. So a call that was killed resumes with the same continuations, also if the
@@ -149,7 +158,7 @@ class Plan:
             continuations: Number of continuations from each point.
             done: Continuations that are already played.
         """
-        known = {(one.point, one.number) for one in done}
+        known = {(one.point, one.number) for one in done if one.outcome != "failed"}
         for point in self.points:
             begun = self.by_key[point.task, point.sample]
             for number in range(continuations):
@@ -180,16 +189,12 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
         episodes: Recorded episodes that did not FAIL.
         kind: Kind of the environment.
     """
-    known: dict[object, Point] = {}
+    known: dict[bytes, Point] = {}
     before, after = [], list[list[Point | None]]()
     for one in episodes:
-        said, opened = actions_of(one), (one.prompt, one.tools, one.template_kwargs)
-        seen = [(turn.observation, turn.follows, turn.opening) for turn in one.turns]
-        own = []
-        for turn in range(len(one.turns)):
-            point = Point(*one.key, turn)
-            history = repr((one.task.id, opened, seen[: turn + 1], said[:turn]))
-            own.append(known.setdefault(history, point) if kind == "deterministic" else point)
+        own = [Point(*one.key, turn) for turn in range(len(one.turns))]
+        if kind == "deterministic":
+            own = [known.setdefault(each, point) for each, point in zip(_histories(one), own, strict=True)]
         before.append(own)
         if kind == "open":
             after.append([point._replace(acted=True) for point in own])
@@ -197,6 +202,15 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
             last = Point(*one.key, len(own)) if unfinished(one) else None
             after.append([*own[1:], last][: len(own)])
     return Plan(episodes, before, after, {one.key: one for one in episodes})
+
+
+def _histories(one: Trajectory) -> Iterator[bytes]:
+    """Yield a digest of all that was said before each action of an episode."""
+    digest = sha256(repr((one.task.id, one.prompt, one.tools, one.template_kwargs)).encode())
+    for turn, action in zip(one.turns, actions_of(one), strict=True):
+        digest.update(repr((turn.observation, turn.follows, turn.opening)).encode())
+        yield digest.digest()
+        digest.update(repr(action).encode())
 
 
 def choose(explored: Sequence[Trajectory], episodes: int, seed: int) -> list[Trajectory]:

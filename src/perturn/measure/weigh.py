@@ -50,18 +50,19 @@ def weigh(
         paths: Paths of the run.
         recipe: Recipe of the run. The credit in the recipe keeps its settings.
         stage: Exploration stage.
-        names: Names of credits. `all` means every entry of `CREDITS`.
+        names: Names of credits. `all` means every entry of `CREDITS`, and the credit of the recipe.
         explored: Episodes of the stage.
 
     Returns:
         Weights by the credit's name, and for each other credit the reason why it has none.
 
     Raises:
-        PerturnError: If a credit that is named explicitly cannot be computed, or gives every turn the weight 0.
+        PerturnError: If a credit in `names` cannot be computed, or gives every turn the weight 0.
     """
     found, left_out = {}, {}
-    every = "all" in names
-    for name in CREDITS if every else names:
+    named = [name for name in names if name != "all"]
+    own = [recipe.credit["name"]] if recipe.credit else []
+    for name in dict.fromkeys([*CREDITS, *named, *own] if "all" in names else named):
         try:
             weighed = _weighed(paths, recipe, stage, _section(recipe, name), explored)
             if not any(own.any() for own in weighed.weights.values()):
@@ -71,7 +72,7 @@ def weigh(
                 )
             found[name] = weighed
         except PerturnError as error:
-            if not every:
+            if name in named:
                 raise
             left_out[name] = str(error)
     return found, left_out

@@ -22,6 +22,7 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
     return {
         "iteration": found["iteration"],
         "sentences": found["sentences"],
+        "unscored": found.get("unscored", ""),
         "counts": counts_said(found),
         "kind": found["world"]["kind"],
         "columns": list(HEADINGS.values()),
