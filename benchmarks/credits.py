@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from perturn.config.parsing import apply_overrides, build
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build
 from perturn.credit import CREDITS
 from perturn.credit.protocol import TurnCredit
 from perturn.credit_check.meter import Measurement, measure

@@ -1,5 +1,6 @@
 """Hooks of the site: pages and tables made from the code, formulas as MathML, files that pages link to."""
 
+import dataclasses
 import html
 import json
 import posixpath
@@ -15,6 +16,8 @@ from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from perturn import TurnConfig
+from perturn.config.peer_settings import peers
 from perturn.watch.alarms import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +69,8 @@ def entry_pages() -> dict[str, str]:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in tables, and point links at where the files of the repository are on the site."""
-    for name, table in {"alarms": _alarms, "extras": _extras, "choose": choices, "extend": surface}.items():
+    tables = {"alarms": _alarms, "extras": _extras, "peers": _peers, "choose": choices, "extend": surface}
+    for name, table in tables.items():
         if f"<!-- {name} -->" in markdown:
             markdown = re.sub(rf"(?m)^.*<!-- {name} -->", lambda _, made=table: made(), markdown)
     uri = page.file.src_uri
@@ -155,6 +159,17 @@ def _notebook(text: str) -> str:
 def _alarms() -> str:
     """The alarms and their rules, as the code has them."""
     return "\n".join(["| alarm | when |", "|---|---|", *(f"| {rule.name} | {rule.says} |" for rule in RULES)])
+
+
+def _peers() -> str:
+    """The settings of TRL and transformers, with what `TurnConfig` and a recipe have instead."""
+    own = {field.name for field in dataclasses.fields(TurnConfig)}
+    lines = ["| TRL, transformers | `TurnConfig` | a recipe |", "|---|---|---|"]
+    for peer in dict.fromkeys(peers().values()):
+        names = [name for name, each in peers().items() if each == peer]
+        in_config = "The same." if own.issuperset(names) else peer.in_config
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {in_config} | {peer.in_recipe} |")
+    return "\n".join(lines)
 
 
 def _extras() -> str:

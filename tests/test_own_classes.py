@@ -12,9 +12,12 @@ from perturn.cli import app
 from perturn.config.outside_files import named_inputs
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.recipe_difference import counted_settings
 from perturn.config.stages import policy_of, rows_name
-from perturn.data.run_folder import counted_settings, resolve_recipe
+from perturn.data.run_folder import resolve_recipe
 from perturn.errors import ConfigError, RunError
+from perturn.run.execute import open_run
+from perturn.run.protocol_rules import ruled
 from perturn.study.settings import read_study
 
 MINE = '''
@@ -178,6 +181,18 @@ def test_a_finished_run_is_read_from_another_folder(perturn, tmp_path, monkeypat
     assert resolve_recipe(tmp_path / "runs/mine").rows.most == 3
     (tmp_path / "mine.py").unlink()
     assert perturn("report", "../runs/mine")[0] == 0  # code that is gone does not keep a run from being read
+
+
+def test_recorded_rules_are_read_from_another_folder(perturn, tmp_path, monkeypatch):
+    """A recipe without `protocol` takes the rules of its run, whose classes are in the recipe's folder."""
+    with open_run(Path("recipe.yaml")) as run:
+        recorded = run.recipe.protocol
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    found = ruled(read_recipe(Path("../recipe.yaml"), ["protocol=null", "output=../runs"]))
+
+    assert found.protocol == recorded
 
 
 def test_settings_of_a_class_may_name_files_and_what_changes_no_result(perturn, tmp_path):

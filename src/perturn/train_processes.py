@@ -18,7 +18,8 @@ T = TypeVar("T")
 _PATIENCE = timedelta(hours=2)
 """Time that processes wait for another one, which may write a large checkpoint to a slow disk."""
 DRIVER = "PERTURN_DRIVER"
-"""Environment variable of training processes that a driver started; the driver alone writes to the run folder."""
+"""Environment variable of training processes that a driver started, with the driver's process id. The driver alone
+writes to the run folder."""
 
 
 def world_size() -> int:

@@ -85,7 +85,7 @@ class EngineTraits:
     """Largest LoRA rank that the engine serves as an adapter next to the base model. Adapters of a higher rank are
     merged into the model."""
     spending: str = "unknown"
-    """Upper limit of the engine's spending, in words, for `--dry-run`."""
+    """Upper limit of the engine's spending, in words, for `--dry-run`; it names settings as `engine.KEY`."""
     computes_here: bool = False
     """Whether the engine computes in this Python process, which blocks other work of the process."""
     swaps_weights: bool = False

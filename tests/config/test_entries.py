@@ -12,7 +12,8 @@ from perturn.bounds import Bound, EntryOf, OneOf, bounded
 from perturn.config.compatibility import IMPOSED, misfit
 from perturn.config.key_suggestions import keys_of
 from perturn.config.outside_files import named_inputs
-from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build, parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
 from perturn.config.sections import COUNT
 from perturn.errors import ConfigError

@@ -3,7 +3,8 @@
 import pytest
 
 from perturn.config.key_suggestions import keys_of
-from perturn.config.parsing import apply_overrides, build, parse
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError, closest
 from perturn.losses import LOSSES

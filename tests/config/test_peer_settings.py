@@ -66,7 +66,8 @@ def test_what_is_to_be_written_exists():
         key.rstrip(".")
         for peer in PEERS.values()
         for key in re.findall(
-            r"\b(?:align|sft|model|explore|evaluate|groups|protocol|pair|expert)\.[a-z_.0-9]+", peer.in_recipe
+            r"\b(?:align|sft|launch|model|explore|evaluate|groups|protocol|pair|expert)\.[a-z_.0-9]+",
+            peer.in_recipe,
         )
     }
 
@@ -90,3 +91,19 @@ def test_a_misspelt_setting_of_turn_config_is_told(tmp_path):
             TurnConfig(output_dir=str(tmp_path), **{word: 1})
     with pytest.raises(ConfigError, match="unknown setting 'zzzzzz' of TurnConfig"):
         TurnConfig(output_dir=str(tmp_path), zzzzzz=1)
+
+
+def test_the_number_of_scored_episodes_is_no_setting_of_a_selector():
+    """A selector scores one of several episodes."""
+    assert PEERS["num_generations_eval"].in_recipe.startswith("Write evaluate.samples, ")
+
+
+def test_sharding_of_a_recipe_is_not_in_accelerates_configuration():
+    """`perturn train` rejects accelerate's settings of FSDP and DeepSpeed."""
+    assert PEERS["fsdp"].in_recipe == "Write launch.sharding=fsdp2 with launch.processes."
+    assert "accelerate" not in PEERS["deepspeed"].in_recipe
+
+
+def test_a_warmup_ratio_is_told_how_turn_config_takes_it():
+    """Transformers takes a share of the steps as `warmup_steps`."""
+    assert "warmup_steps, which below 1 is a share" in PEERS["warmup_ratio"].in_config

@@ -126,3 +126,13 @@ def test_numbers_that_keep_their_texts_are_numbers():
         assert same == {"a": 7, "b": 1.5, "c": "on"}
         assert (same["a"].text, same["b"].text) == ("007", "1.50")
     assert json.dumps(data) == '{"a": 7, "b": 1.5, "c": "on"}'
+
+
+def test_a_repeated_key_is_rejected_with_its_line(written):
+    """YAML keeps the last value alone. Values of a merged mapping may be replaced."""
+    message = refusal(read_recipe, written("name: one\nseed: 1\nseed: 2\n"))
+    line = written("").read_text().count("\n") + 3
+    merged = "name: one\nengine: &it {name: local, context: 9}\nbackend: {<<: *it, name: tinker}\n"
+
+    assert f"is not YAML: key 'seed' is repeated in line {line}, column 1." in message
+    assert read_recipe(written(merged)).backend == {"name": "tinker", "context": 9}

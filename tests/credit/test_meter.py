@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from perturn.config.parsing import apply_overrides, build
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build
 from perturn.credit import CREDITS
 from perturn.credit.group_statistics import returns_to_go
 from perturn.credit.protocol import CreditTraits

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturn.bounds import efforts
-from perturn.config.parsing import parse, to_yaml
+from perturn.config.parsing import parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Cluster, Worlds
 from perturn.data.file_seals import file_digest
@@ -84,6 +84,27 @@ def test_a_run_goes_on_with_other_efforts(recipe, changes):
     assert run_folder(recipe) == folder
 
 
+def test_memory_and_speed_of_a_training_may_change_unless_bits_must_not(recipe):
+    """The remedies of an out-of-memory error; smaller passes round differently, so `deterministic` rejects them."""
+    less = {"token_budget": 512, "gradient_checkpointing": True, "save_steps": 5}
+    smaller = {
+        "sft": replace(recipe.sft, **less),
+        "align": replace(recipe.align, **less),
+        "explore": replace(recipe.explore, concurrency=2),
+        "evaluate": replace(recipe.evaluate, concurrency=2),
+    }
+    exact = replace(recipe, name="exact", deterministic=True)
+    Run(recipe)
+    Run(exact)
+
+    refuse_other(replace(recipe, **smaller))
+
+    with pytest.raises(RunError, match=r"align.gradient_checkpointing is False there and True here"):
+        refuse_other(replace(exact, align=smaller["align"]))
+    with pytest.raises(RunError, match=r"explore.concurrency is 16 there and 2 here"):
+        refuse_other(replace(exact, explore=smaller["explore"]))
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -118,6 +139,26 @@ def test_a_run_folder_may_be_moved_and_renamed(recipe, tmp_path):
 
     assert run_folder(moved) == tmp_path / "moved"
     refuse_other(moved)
+
+
+def test_a_run_from_another_runs_policy_opens_by_every_path(recipe, tmp_path, monkeypatch):
+    """The recorded path of the policy belongs to the folder of the recipe; an override replaces it."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/one/checkpoints/sft").mkdir(parents=True)
+    model = replace(recipe.model, name="runs/one/checkpoints/sft")
+    Run(replace(recipe, name="two", output="runs", model=model)).close()
+
+    for place, path in (
+        (".", tmp_path / "runs/two"),
+        (".", Path("runs/../runs/two")),
+        ("runs", Path("two")),
+        ("two", Path(".")),
+    ):
+        monkeypatch.chdir(place)
+        found = resolve_recipe(path)
+        refuse_other(found)
+        assert Path(found.model.name).samefile(tmp_path / model.name)
+    assert resolve_recipe(Path("."), ["model.name=other"]).model.name == "other"
 
 
 def test_a_run_folder_is_found_from_inside(recipe, monkeypatch):
@@ -282,3 +323,16 @@ def test_a_folder_that_is_no_run_does_not_hide_a_recipe_of_its_name(tmp_path, mo
     assert resolve_recipe(Path("demo"), ["seed=3"]).seed == 3
     Run(resolve_recipe(Path("demo"), ["output=.", "seed=3"])).close()
     assert resolve_recipe(Path("demo")).seed == 3
+
+
+def test_a_run_below_the_home_folder_or_a_folder_of_any_name_opens(recipe, tmp_path, monkeypatch):
+    """`~` is the home folder, here one with an emoji in its name."""
+    home = tmp_path / "mug \U0001f375"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    there = parse(Recipe, {**to_mapping(recipe), "output": "~/runs"})
+
+    Run(there).close()
+
+    assert run_folder(there) == home / "runs/one"
+    assert run_folder(resolve_recipe(home / "runs/one")) == home / "runs/one"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from mkdocs.exceptions import PluginError
 
+from perturn.config.peer_settings import peers
 from support.docs import PAGES, ROOT
 
 
@@ -92,6 +93,17 @@ def test_the_table_of_extras_has_all_of_them():
     assert all(
         package in line for line, packages in zip(table, extras.values(), strict=True) for package in packages
     )
+
+
+def test_the_table_of_peer_settings_has_all_of_them():
+    """`TurnConfig` has `max_length` too, and no `num_generations`."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="trainer.md"))
+
+    table = load_hooks().on_page_markdown("<!-- peers -->", page)
+
+    assert [name for name in peers() if f"`{name}`" not in table] == []
+    assert "| `max_length` | The same. | Write model.max_length. |" in table
+    assert "| `num_generations` | TurnTrainer plays no episodes" in table
 
 
 def test_the_site_leaves_out_scripts_and_their_caches():

@@ -1,13 +1,18 @@
 """`deterministic: true`: whole blocks are kept, a broken one is played again, and the file is the same to the byte."""
 
+from dataclasses import replace
+
 import pytest
 
+from perturn.config.stages import stages
+from perturn.data.store import write_records
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError
 from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
-from perturn.types import Sampling
+from perturn.run.stages.row_stage import make_rows
+from perturn.types import Action, Sampling, Trajectory, Turn
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4)
 
@@ -75,3 +80,25 @@ def test_both_exploration_and_evaluation_are_played_in_blocks(recipe, asked, sta
         run_stages(run, names=[stage])
 
         assert len(asked[0]) == min(5, run.manifest["stages"][stage]["counts"]["episodes"])
+
+
+def test_rows_do_not_depend_on_the_order_in_which_the_experts_episodes_ended(recipe):
+    """KTO's rows begin with the expert's episodes; they are equal to the byte when his file is reversed."""
+    made = []
+    for name, step in (("forward", 1), ("reversed", -1)):
+        words = [f"name={name}", "deterministic=true", "sft=null", "rows.name=kto", "align.loss={name: kto}"]
+        with open_run(recipe, words) as run, Session(run) as session:
+            turn = Turn(({"role": "user", "content": "Guess it."},), Action("3"), 1.0)
+            facts = {"environment": "guess-number-1.0", "terminated": True}
+            tasks = session.task_lists.tasks["explore"][:3]
+            lost = [
+                Trajectory(task, (replace(turn, action=Action("4"), reward=0.0),), **facts) for task in tasks
+            ]
+            shown = [Trajectory(task, (turn,), total_reward=1.0, success=True, **facts) for task in tasks]
+            write_records(run.paths.trajectories("expert"), shown[::step])
+            write_records(run.paths.trajectories("explore"), lost)
+            make_rows(session, next(each for each in stages(run.recipe) if each.name == "outcomes"))
+            made.append(run.paths.outcomes("").read_bytes())
+
+    assert made[0] == made[1]
+    assert made[0].count(b"\n") == 6

@@ -266,6 +266,22 @@ def test_rows_of_ones_own_give_the_lengths(tiny_folder, tmp_path, monkeypatch):
     assert "turn limit" not in how
 
 
+def test_conversations_of_ones_own_are_counted_for_sft(tiny_folder, tmp_path, monkeypatch):
+    """Without an environment there is no task list: 3 conversations of 1 turn."""
+    monkeypatch.chdir(tmp_path)
+    said = [{"role": role, "content": "up"} for role in ("user", "assistant")]
+    (tmp_path / "talks.jsonl").write_text(3 * (json.dumps({"messages": said}) + "\n"))
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nmodel: {{name: {tiny_folder}}}\nexpert: {{file: talks.jsonl}}\nsft: {{loss: {{name: sft}}}}\n"
+    )
+
+    plan = make_plan(tmp_path / "own.yaml", [], None)
+
+    assert next(step.work for step in plan.steps if step.name == "sft").startswith("3 episodes, 1 epochs")
+    assert plan.how[0].startswith("Lengths: 3 recorded expert episodes; on average 1.0 turns")
+    assert "turn limit" not in plan.how[0]
+
+
 def test_labelled_rows_of_ones_own_give_the_lengths(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = [{"role": "assistant", "content": "up"}]

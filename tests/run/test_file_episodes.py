@@ -1,6 +1,7 @@
 """Runs on episodes that were played elsewhere: explorer `file`."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,20 @@ def test_episodes_stay_as_they_are(recipe, tmp_path):
 
     kept = read_trajectories(tmp_path / "theirs/trajectories/explore.jsonl")
     assert list(kept) == list(read_trajectories(tmp_path / "theirs.jsonl"))
+
+
+def test_a_large_file_waits_for_the_disk_as_often_as_a_small_one(recipe, tmp_path, monkeypatch):
+    """Rows are written in one pass, since a killed import begins again."""
+    waits, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (waits.append(descriptor), fsync(descriptor)))
+    counts = []
+    for name, rows in (("small", 2), ("large", 40)):
+        write_records(tmp_path / "theirs.jsonl", [episode(sample, 1.0) for sample in range(rows)])
+        waits.clear()
+        done("collect", recipe, f"name={name}")
+        counts.append(len(waits))
+
+    assert counts[0] == counts[1]
 
 
 def test_two_episodes_with_one_number_are_refused(recipe, tmp_path):

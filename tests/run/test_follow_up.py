@@ -194,3 +194,10 @@ def test_run_does_both_and_a_second_call_does_nothing(recipe, tmp_path):
     assert (runs / "one-then" / "report.html").is_file()
     assert again.stderr.count("done before") == 10
     assert f"then: one-then starts from {runs}/one/checkpoints/sft, which its scores call base" in done.stdout
+
+
+def test_the_second_recipe_has_the_same_simulated_user():
+    """Else a script of the environment would write the user's turns."""
+    recipe = one(then=PAIRS, user={"model": "gpt-4.1-mini"})
+
+    assert following(recipe).user == recipe.user

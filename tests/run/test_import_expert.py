@@ -1,6 +1,7 @@
 """Episodes of others in a run: trajectories of ours, conversations of TRL's, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from perturn.run.session import Session
 from perturn.run.stages.collect_stage import import_expert
 from perturn.run.stages.row_stage import expert_episodes
 from perturn.types import Action, Task, Trajectory, Turn
+
+GAME = Path(__file__).parents[2] / "examples/text_game.py"
 
 
 def said(text):
@@ -184,3 +187,18 @@ def test_a_recipe_with_a_file_of_its_own_takes_no_other(recipe, tmp_path, monkey
         "expert.file must be null where the expert's episodes are imported from another file"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]], ids=["run", "dry run"])
+def test_a_run_that_lacks_an_expert_is_rejected_before_its_folder_is_made(perturn, recipe, tmp_path, words):
+    """`import-expert` opens such a run, since it brings the episodes."""
+    game = [f"environment.name={GAME}:Guess", "sft.tasks={split: train}", "align=null"]
+    game += ["explore=null", "rows=null", "evaluate=null"]
+
+    code, _, said_why = perturn("run", recipe, *game, *words)
+
+    assert code == 2
+    assert "text_game.py:Guess' has no expert, whose episodes the recipe needs. Name a file" in said_why
+    assert not (tmp_path / "runs").exists()
+    row = lines(tmp_path / "rows", said("1"))
+    assert perturn("import-expert", row, recipe, *game)[0] == 0

@@ -135,6 +135,15 @@ def test_an_unjudged_episode_keeps_the_error_that_truncated_it():
     assert own_rewards(found) == full
 
 
+def test_an_outcome_that_no_turn_has_is_added_to_the_judges_rewards():
+    """A user's file may give the total reward alone; a second rating starts from the same outcome."""
+    brought = played(turn("a"), turn("z"), total_reward=1.0)
+    for _ in range(2):
+        (found,), _counts = rated([own_rewards(brought)], lambda text, seed: "[[2]]", rewards="add")
+        assert rewards(found) == ([0.0, 1.5], 1.5)
+        brought = found
+
+
 def test_an_unjudged_episode_that_goes_on_goes_on():
     begun = played(turn("a"), status=Status.UNFINISHED, terminated=False)
     (found,), _ = rated([begun], lambda text, seed: EngineFailure("no"), of="turn")

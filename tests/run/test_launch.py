@@ -20,6 +20,7 @@ from perturn.policy.packing import Filled
 from perturn.run.execute import open_run, run_stages
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
+from perturn.run.launch.training_process import is_driven
 from support.processes import Started
 from support.trainings import write_training
 
@@ -207,6 +208,17 @@ def test_whatever_is_killed_no_process_stays_and_the_command_goes_on(whole, kill
     assert again.returncode == 0, printed
     assert_close(weights(name), whole, rtol=0, atol=1e-6)
     assert steps(name) == STEPS
+
+
+def test_a_step_of_the_clock_ends_no_training(monkeypatch):
+    """The time at which a process began is computed from the clock; its parent is not."""
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.monotonic())
+    torchrun = os.getppid()
+    driver_process = psutil.Process(torchrun).ppid()
+
+    assert is_driven(torchrun, driver_process)
+    assert not is_driven(torchrun, driver_process + 1)
+    assert not is_driven(torchrun + 1, driver_process)
 
 
 @pytest.mark.slow

@@ -240,3 +240,17 @@ def test_a_recipe_of_the_package_is_copied_as_it_is(tmp_path):
         copy_recipe(file, "demo")
     with pytest.raises(ConfigError, match="no recipe 'dem' comes with the package"):
         copy_recipe(tmp_path / "other.yaml", "dem")
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("text", ["007", "1e3", "on"])
+def test_a_text_stays_as_it_was_typed(file, text, full):
+    write_recipe(file, environment="alfworld-like", model="tiny-agent", overrides=[f"name={text}"], full=full)
+
+    assert read_recipe(file).name == text
+
+
+def test_a_key_is_not_written_into_a_recipe(file):
+    with pytest.raises(ConfigError, match="holds what looks like a key"):
+        write_recipe(file, environment=GUESS, model="m", overrides=["engine.key=sk-planted9f8e7d6c5b4a3928"])
+    assert not file.exists()

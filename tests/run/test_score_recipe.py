@@ -110,3 +110,9 @@ def test_a_mistake_is_refused_before_work(own_environment, tiny_folder, settings
     """By the recipe, or by the check that every run has before its folder is made."""
     with pytest.raises(ConfigError, match=says):
         check(scoring_recipe(str(tiny_folder), OWN, **settings))
+
+
+def test_a_key_is_not_written_into_the_run_folder(own_environment):
+    """As in a recipe of a file."""
+    with pytest.raises(ConfigError, match=r"environment\.token holds what looks like a key"):
+        scoring_recipe("m", "alfworld-like", overrides=["environment.token=sk-planted9f8e7d6c5b4a3928"])

@@ -45,7 +45,8 @@ def test_a_judge_is_asked_of_all_explored_episodes(judge, asked, length, tokens)
 
     assert said == (
         f"The judge is asked about {asked} questions of {length} tokens, and answers each with at most 90: "
-        f"{tokens}k tokens. What it may spend: no bound: set engine.max_cost or engine.max_tokens_total."
+        f"{tokens}k tokens. What it may spend: no bound: set reward.judge.engine.max_cost or "
+        "reward.judge.engine.max_tokens_total."
     )
 
 

@@ -2,15 +2,20 @@
 
 import copy
 import json
+from dataclasses import dataclass
 
 import pytest
 
-from perturn.config.parsing import parse, set_key
+from perturn.config.overrides import set_key
+from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.recipe_difference import counted_settings
 from perturn.config.shipped_recipes import shipped
 from perturn.config.stages import stages
-from perturn.data.run_folder import Run, counted_settings
+from perturn.data.run_folder import Run
+from perturn.explore import Explorer
 from perturn.study.stage_sharing import identities
+from support.guests import added
 
 DATA = {
     "name": "one",
@@ -183,3 +188,27 @@ def test_a_score_brings_its_stamp_and_texts_of_tokens_that_are_missing(tmp_path)
 
     assert texts == {"7": "desk", "mug": "mug", "desk": "desk"}
     assert stamp == "mug"
+
+
+@dataclass(frozen=True)
+class Choosy(Explorer):
+    """An explorer of another package, whose rollouts may depend on its own settings."""
+
+    taste: int = 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"name": "file", "path": "a.jsonl"}, {"name": "file", "path": "b.jsonl"}),
+        ({"name": "choosy"}, {"name": "choosy", "taste": 2}),
+        ({"name": "choosy"}, {"name": "rollouts"}),
+    ],
+)
+def test_explorers_whose_episodes_may_differ_share_none(one, other):
+    """Episodes of a file, and an explorer that is not Perturn's."""
+    with added("perturn.explorers", choosy=Choosy):
+        first, second = (identities(parse(Recipe, {**DATA, "explore": each})) for each in (one, other))
+
+    assert first["sft"] == second["sft"]
+    assert first[EXPLORE] != second[EXPLORE]

@@ -31,8 +31,8 @@ def episode(task, reward, status="completed", logprob=-0.5, sample=0):
     return json.dumps(row | {"status": status, "sample": sample}) + "\n"
 
 
-def shown(state):
+def shown(state, width=200):
     """Return the terminal output for a state."""
-    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(render(state))
     return console.file.getvalue()

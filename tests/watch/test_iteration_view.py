@@ -9,6 +9,7 @@ from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.data.run_folder import Run
 from perturn.watch import Watcher
+from perturn.watch.alarms import Alarm
 from support.watched import RECIPE, episode, shown
 
 ONLINE = {
@@ -126,3 +127,16 @@ def test_bins_that_do_not_sum_are_told(online):
     online.paths.manifest.write_text(json.dumps(manifest))
 
     assert "1 trained, 2 no spread of 4" in shown(Watcher(online.folder).look())
+
+
+def test_a_narrow_terminal_shows_every_number_and_alarms_first(online):
+    """Of 80 columns, as most are; alarms come after the line on the run."""
+    state = Watcher(online.folder).look()
+    alarm = Alarm("episodes fail", "base: 10 of the last 10")
+
+    lines = shown(dataclasses.replace(state, alarms=[alarm]), width=80).splitlines()
+
+    assert "alarms" in " ".join(lines[:4])
+    assert [line for line in lines if "…" in line] == []
+    row = next(line for line in lines if line.split()[:1] == ["8"])
+    assert [word for word in ("75% [", " 0.75 ", " 0.125 ", " 0.25 ", " 2 trained") if word not in row] == []

@@ -13,6 +13,7 @@ import pytest
 from perturn.cli import main
 from perturn.config.parsing import parse, to_yaml
 from perturn.config.recipe import Recipe
+from perturn.config.stages import stages
 from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
 from perturn.watch import Watcher
@@ -46,8 +47,8 @@ def run(recipe):
 
 
 def fill(run):
-    """A finished run: expert, base and sft evaluated, aligned."""
-    run.planned = ["expert", "evaluate-base", "evaluate-sft", "align"]
+    """A finished run, with scores of base and sft."""
+    run.planned = [stage.name for stage in stages(run.recipe)]
     for stage in run.planned:
         with run.stage(stage) as counts:
             counts["episodes"] = 2
@@ -227,6 +228,19 @@ def test_a_run_that_was_left_with_stages_to_do_is_not_dead(recipe):
     state = Watcher(run.folder).look()
 
     assert (state.state, state.is_well) == ("idle", True)
+
+
+def test_a_run_is_not_finished_while_its_recipe_has_further_stages(recipe):
+    """As after `perturn collect`, which planned and ran the first stage alone."""
+    with Run(recipe) as run:
+        run.planned = ["expert"]
+        with run.stage("expert"):
+            pass
+
+    state = Watcher(run.folder).look()
+
+    assert state.state == "idle"
+    assert state.says.startswith("nobody works on it; next is evaluate-base. ")
 
 
 def test_a_killed_process_that_nobody_waits_for_is_dead(worker, recipe):

@@ -31,6 +31,9 @@ ORDER = (
 )
 """Order of the commands in `perturn --help`. The commands of the loop come first, in the order of its stages."""
 
+_RESUMING = ("run", "collect", "pair", "credit", "train", "evaluate", "study", "measure")
+"""Commands that resume what they were doing when they were stopped."""
+
 app.registered_commands.sort(key=lambda each: ORDER.index(str(each.name)))
 
 __all__ = ["ORDER", "app", "main"]
@@ -49,8 +52,9 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as ended:
         if getattr(ended, "code", STOPPED) != STOPPED:
             raise
-        if sys.argv[1:2] not in (["play"], ["serve"]):  # they do not resume
-            notices.print("stopped; the same command goes on from here")
+        name = "".join(sys.argv[1:2])
+        if name not in ("play", "serve"):  # they print their own last line
+            notices.print("stopped" + "; the same command goes on from here" * (name in _RESUMING))
         raise SystemExit(STOPPED) from None
     except Exception as error:
         if not (line := own_line(error)):

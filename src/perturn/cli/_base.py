@@ -101,7 +101,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 
 def say_json(value: Any) -> None:
-    """Print a JSON object on one line. With several processes, only the first prints."""
+    """Print JSON on one line. With several processes, only the first prints."""
     if leads():
         sys.stdout.write(json.dumps(value) + "\n")
 

@@ -176,10 +176,13 @@ def check_credit(
 
 
 def _measure(name: str, overrides: list[str], discount: float | None, of_benchmark: bool) -> dict[str, Any]:
-    from perturn.config.parsing import apply_overrides
+    from perturn.config.overrides import apply_overrides
 
-    section: dict[str, Any] = {"name": name}
+    section: dict[str, Any] = {}
     apply_overrides(section, overrides)
+    given = {f"name={section.get('name')}": "name" in section}
+    check_belongs(given, False, "the first argument", "write perturn check-credit NAME")
+    section["name"] = name
     released = locate("perturn.adapters.released_estimators:is_released")(name)
     where = (
         "adapters.released_estimators:released_estimator"

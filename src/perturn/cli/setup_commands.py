@@ -11,7 +11,7 @@ from perturn.cli._base import AsJson, Overrides, command, existing, results, say
 from perturn.cli.view_commands import list_table
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import check_known, required
+from perturn.errors import check_belongs, check_known, required
 
 
 @command(
@@ -51,6 +51,15 @@ def init(
         return
     file = required(file, "FILE", "init writes it", "name it, or give --list for the bundled recipes")
     if recipe is not None:
+        options = {
+            "--environment": environment,
+            "--model": model,
+            "--loss": loss,
+            "--lora": lora,
+            "--full": full,
+        }
+        own = options | dict.fromkeys(overrides or (), True)
+        check_belongs(own, False, "init without --from", "leave it out, and edit the copied recipe")
         copy_recipe(file, recipe)
         results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
         return

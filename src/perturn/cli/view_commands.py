@@ -14,7 +14,7 @@ from rich.table import Table
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.config.shipped_recipes import describe_shipped
 from perturn.display.progress_bars import at_work
-from perturn.errors import check_known
+from perturn.errors import check_fit, check_known
 from perturn.table_index import LISTED, describe, methods
 
 
@@ -66,6 +66,7 @@ def inspect(
     from perturn.audit import audit, drawn_by, inspect_json, model_of, print_audit
     from perturn.audit import inspect as show
 
+    check_fit(max_length is None or max_length > 0, "--max-length", "be >= 1", max_length)
     name = model_of(data, model)
     if drawn is not None:
         by = drawn_by(data, drawn)
@@ -106,6 +107,7 @@ def watch(
     """Watch a run from another terminal."""
     from perturn.watch import Watcher, render, watch_live
 
+    check_fit(0.1 <= every <= 3600, "--every", "be from 0.1 to 3600 seconds", every)
     watcher = Watcher(run)
     if as_json:
         state = watcher.look()

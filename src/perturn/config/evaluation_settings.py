@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from perturn.bounds import EntryOf, bounded, check_bounds
+from perturn.bounds import EFFORT, EntryOf, bounded, check_bounds
 from perturn.config.parsing import parse
 from perturn.config.sections import COUNT, SEVERAL, HeldOutTasks, Section
 from perturn.rules import TurnControl
@@ -37,7 +37,7 @@ class Evaluate:
     sampling: Sampling | None = None
     """Decoding of actions. None: the protocol's decoding, else greedy. The result of the evaluation records each
     departure from the protocol."""
-    concurrency: Annotated[int, COUNT] = 16
+    concurrency: Annotated[int, COUNT, EFFORT] = 16
     every: Annotated[int, COUNT] = 1
     """Number of iterations between two evaluations. The policy of the last iteration is always evaluated."""
     samples: Annotated[int, COUNT] = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from perturn.bounds import EntryOf, bounded
+from perturn.bounds import EFFORT, EntryOf, bounded
 from perturn.config.sections import COUNT, Tasks
 from perturn.needs import Need, check_declarations
 from perturn.table import check_names
@@ -54,7 +54,7 @@ class ExploreSettings:
     samples: Annotated[int, COUNT] = 1
     """Number of episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    concurrency: Annotated[int, COUNT] = 16
+    concurrency: Annotated[int, COUNT, EFFORT] = 16
     """Number of episodes played at the same time."""
 
     @property

@@ -50,13 +50,13 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
         yield from dict.fromkeys(key for part in parts for key in keys_of(part, path))
 
 
-def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each dotted key whose value selects an entry of a table, such as `rows.name`, with the table's name."""
+def picks(kind: Any, where: str = "") -> Iterator[tuple[str, EntryOf]]:
+    """Yield each dotted key that selects an entry of a table, such as `rows.name`, with the mark of its section."""
     hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         if mark := entry_of(hints[field.name]):
-            yield f"{path}.name", mark.table
+            yield f"{path}.name", mark
         else:
             for part in _parts(hints[field.name]):
                 yield from picks(part, path)
@@ -80,7 +80,7 @@ def unknown_key(
     further: Sequence[str] = (),
     others: Sequence[str] = (),
     typed: str | None = None,
-    picked: Iterable[tuple[str, str]] = (),
+    picked: Iterable[tuple[str, EntryOf]] = (),
 ) -> str:
     """Return the message about an unknown key, with the key that the user probably meant.
 
@@ -94,7 +94,7 @@ def unknown_key(
             key.
         others: Names of the entries in the section's table that have a setting of this name.
         typed: The whole key as the user wrote it, for the message. None: the key itself.
-        picked: Result of `picks`: keys that select an entry of a table, each with the table's name.
+        picked: Result of `picks`: keys that select an entry of a table, each with its mark.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if not others and (peer := peers().get(last)) is not None:
@@ -120,11 +120,11 @@ def _listed(siblings: Sequence[str], further: Sequence[str]) -> list[str]:
     return [each for each in every if each in siblings or each.rpartition(".")[2] != "name"] or every
 
 
-def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
+def _entry(key: str, picked: Iterable[tuple[str, EntryOf]]) -> str | None:
     """Return the override that picks the entry named like a key's last part: `rows.name=groups` for `groups`."""
     section, _, last = key.rpartition(".")
-    for path, kind in picked:
-        if path.startswith(section) and (name := closest(last, table(kind), cutoff=0.85)):
+    for path, mark in picked:
+        if path.startswith(section) and (name := closest(last, table(mark.table), cutoff=0.85)):
             return f"{path}={name}"
     return None
 

@@ -1,4 +1,4 @@
-"""Convert YAML and `key=value` overrides to settings, and settings to YAML. An unknown key is an error."""
+"""Convert data of YAML to settings, and settings to YAML. An unknown key is an error."""
 
 from __future__ import annotations
 
@@ -22,19 +22,15 @@ from perturn.config.explorer_settings import EXPLORER, check_explorer
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS, check_row_maker
 from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
-from perturn.io.read_input import parse_yaml
 from perturn.io.user_code import load_object
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
 from perturn.table import check_decorated, making, name_of
-from perturn.table_index import entry_named
 from perturn.table_index import table as table_of
 
 T = TypeVar("T")
 
-_ENTRIES = {"explore": EXPLORER, "rows": ROWS}
-"""Sections of a recipe that are parsed into an entry of a table."""
 _CHECKS: dict[EntryOf, Callable[[Any], None]] = {EXPLORER: check_explorer, ROWS: check_row_maker}
-"""Mark of such a section -> check of its entry."""
+"""Mark of a section that is parsed into an entry of a table -> check of the entry."""
 _EXPECTED = {
     "int": "a whole number",
     "float": "a number",
@@ -47,8 +43,6 @@ _EXPECTED = {
 """First word of the kind of a pydantic error -> description of the expected value. Other errors describe it."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
-_DEEPEST_KEY = 20
-"""Largest number of sections in the key of an override."""
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
 _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
@@ -115,7 +109,7 @@ def parse(
     Raises:
         ConfigError: If a key or value is wrong; one line about the first fault.
     """
-    settings, top = _settings(kind), root or (None if where else kind)
+    settings, top = settings_of(kind), root or (None if where else kind)
     hints, marked = hints_of(kind, marked=False), hints_of(kind)
     for key, value in data.items():
         if str(key) not in settings:
@@ -124,7 +118,7 @@ def parse(
             known = [_join(where, name) for name in settings]
             every = known if top is None else keys_of(top)
             further = [_join(where, name) for name in also]
-            others = [name for name, entry in (table or {}).items() if str(key) in _settings(entry)]
+            others = [name for name, entry in (table or {}).items() if str(key) in settings_of(entry)]
             picked = () if top is None else picks(top)
             raise ConfigError(
                 unknown_key(
@@ -233,7 +227,7 @@ def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any
         check_fit(section is None, where, "be a mapping", section, remedy)
 
 
-def _settings(kind: Any) -> dict[str, inspect.Parameter]:
+def settings_of(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the keyword arguments of a class, by name."""
     try:
         found = inspect.signature(kind).parameters
@@ -271,17 +265,31 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
     try:
         found = _adapter(hint).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        expected = _EXPECTED.get(
-            first["type"].partition("_")[0], first["msg"].removeprefix("Input should be ")
-        )
+        expected = _expected(hint, error)
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
+            expected += ", or null to leave it out" * (value is False and NoneType in typing.get_args(hint))
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
     _refuse_infinite(found, where)  # a text may have become a number
     is_number = isinstance(found, bool) or not isinstance(value, bool)  # true may have become 1
     check_fit(is_number, where, "be a number", value)
     return found
+
+
+def _expected(hint: Any, error: ValidationError) -> str:
+    """Return a description of the values that a type allows, from the first fault for each member of a union."""
+    several = len([each for each in _members(hint) if each is not NoneType]) > 1
+    faults = {each["loc"][:1]: each for each in reversed(error.errors())} if several else {}
+    said = [
+        _EXPECTED.get(each["type"].partition("_")[0], each["msg"].removeprefix("Input should be "))
+        for each in [*reversed(faults.values())] or error.errors()[:1]
+    ]
+    return " or ".join(dict.fromkeys(said))
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union; for another type, the type alone."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _first_key(hint: Any) -> str:
@@ -292,7 +300,7 @@ def _first_key(hint: Any) -> str:
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """Return a value of YAML as plain Python: its text if the field expects a text, else its value."""
-    hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    hints = _members(hint)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)
     if isinstance(value, list | tuple):
@@ -337,50 +345,6 @@ def _refuse_infinite(value: Any, where: str) -> None:
 
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
-
-
-def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
-    """Apply overrides such as `a.b=value` to a recipe's mapping, in place. The values are YAML."""
-    for word in words:
-        path, equals, text = word.partition("=")
-        must = "look like key=value, such as seed=1 or align.loss.beta=0.2"
-        check_fit(equals and path, "an override", must, word)
-        value = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError, keep_texts=True)
-        set_key(data, path, value, word)
-
-
-def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None) -> None:
-    """Set a dotted key of a recipe's mapping, in place. Missing sections are added.
-
-    Args:
-        data: The mapping.
-        path: Dotted key, such as `align.loss.beta`.
-        value: New value of the key. It replaces the old value or section.
-        word: The whole override, for messages. None: messages show the key alone.
-    """
-    said = f"override {(word or path)[:200]!r}"
-    *parents, last = path.split(".")
-    most = f"have at most {_DEEPEST_KEY} parts before its name"
-    check_fit(len(parents) <= _DEEPEST_KEY, f"the key of {said[:90]}", most, len(parents))
-    section: Any = data
-    for depth, parent in enumerate(parents, 1):
-        if section.get(parent) is None:
-            section[parent] = {}
-        section = section[parent]
-        at = f"{said}: {'.'.join(parents[:depth])[:200]}"
-        check_fit(isinstance(section, dict), at, "be a section", section)
-    if last == "name" and (mark := _ENTRIES.get(".".join(parents))):
-        _drop_settings(section, mark, str(value))
-    section[last] = value
-
-
-def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
-    """Drop the settings that a section's old entry has and its new entry `name` does not."""
-    before = entry_named(mark.table, str(section.get("name", mark.default)))
-    after = entry_named(mark.table, name)
-    if before is not None and after is not None:
-        for key in _settings(before).keys() - _settings(after).keys():
-            section.pop(key, None)
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -13,7 +13,8 @@ from perturn.bounds import EFFORT, SEED, Bound, EntryOf, check_bounds
 from perturn.config.compatibility import explorer_faults, row_faults
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.explorer_settings import EXPLORER, ExploreSettings
-from perturn.config.parsing import apply_overrides, build_entry, parse, refuse_secrets
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build_entry, parse
 from perturn.config.reward_settings import JudgeSettings, Reward, RewardModel
 from perturn.config.row_maker_settings import ROWS, RowMaker
 from perturn.config.sections import (
@@ -107,7 +108,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        user_path(self.output, "output")
+        object.__setattr__(self, "output", str(user_path(self.output, "output")))
+        for part in ("engine", "backend"):  # an override such as `engine.cache_gigabytes=20` names none
+            object.__setattr__(self, part, {"name": "local", **getattr(self, part)})
         refuse(self._faults())
         self._complete()
 
@@ -115,7 +118,7 @@ class Recipe:
         """Yield messages about wrong or missing names, and about settings that contradict them."""
         if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
             yield f"name must be usable as a folder name, got {self.name!r:.80}."
-        for part in ("environment", "engine", "backend", "credit"):
+        for part in ("environment", "credit"):
             section = getattr(self, part)
             if section is not None and "name" not in section:
                 yield f"{part}.name is missing; `perturn list {part}s` shows them."
@@ -219,7 +222,6 @@ def read_recipe(path: Path, overrides: Sequence[str] = (), moved: Mapping[str, P
     path = recipe_file(path, str(path))
     data = code_beside(read_mapping(path, "recipe"), path.parent, moved)
     apply_overrides(data, overrides)
-    refuse_secrets(data)
     return parse(Recipe, data)
 
 

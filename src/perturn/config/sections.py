@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
+from perturn.bounds import EFFORT, MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
 from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
@@ -146,7 +146,7 @@ class Train:
     """Number of passes over the training data."""
     batch_size: Annotated[int, COUNT] = 4
     """Number of trajectories or pairs in one optimizer step."""
-    token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
+    token_budget: Annotated[int, COUNT, EFFORT] = TOKEN_BUDGET
     """Largest number of tokens in one forward pass; a prefix that rows share counts once. The setting limits memory: a
     batch is divided into as many passes as it needs. The loss does not change."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
@@ -165,12 +165,12 @@ class Train:
     """Gradients with a larger norm are scaled down to this norm. None: gradients are never scaled."""
     shared_prefix: str = "keep"
     """Loss on the turns that both sides of a pair share at their start: keep it, or mask these turns."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, EFFORT] = False
     """Whether activations are computed again in the backward pass instead of being kept. It saves memory and takes
     about a third more time."""
     lora: Lora | None = None
     """Settings of low-rank adapters, which are then trained instead of all weights. None: all weights are trained."""
-    save_steps: Annotated[int, COUNT] = 20
+    save_steps: Annotated[int, COUNT, EFFORT] = 20
     """Number of optimizer steps between checkpoints. A short training saves more often: at least at each quarter of its
     steps. Ctrl-C also saves a checkpoint."""
 
@@ -231,10 +231,10 @@ class Base(Sft):
     base."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.5
     batch_size: Annotated[int, COUNT] = 16
-    token_budget: Annotated[int, COUNT] = 16384
+    token_budget: Annotated[int, COUNT, EFFORT] = 16384
     learning_rate: Annotated[float, Bound(above=0)] = 2.5e-3
     adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.98
-    save_steps: Annotated[int, COUNT] = 200
+    save_steps: Annotated[int, COUNT, EFFORT] = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()

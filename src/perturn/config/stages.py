@@ -267,8 +267,13 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
 
 
 def _explored(recipe: Recipe) -> tuple[str, ...]:
-    """Return the keys of the explorer's settings that its rollouts depend on."""
-    if recipe.explore is None or recipe.explore.traits.resumes_earlier:
+    """Return the keys of the explorer's settings that the stage `explore` depends on.
+
+    Perturn's explorers that branch share their rollouts, which depend on the settings of every explorer alone.
+    """
+    explorer = recipe.explore
+    plain = explorer is not None and type(explorer).__module__.startswith("perturn.")
+    if explorer is None or not plain or explorer.traits.resumes_earlier or explorer.traits.source is not None:
         return ("explore",)
     return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 

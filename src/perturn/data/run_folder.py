@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from perturn.bounds import efforts
-from perturn.config.parsing import dotted, to_mapping, to_yaml
-from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.parsing import dotted, to_yaml
+from perturn.config.recipe import Recipe, read_mapping, read_recipe
+from perturn.config.recipe_difference import difference
 from perturn.config.shipped_recipes import shipped_recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
@@ -32,7 +32,6 @@ from perturn.free_memory import memory_in_use
 from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.io.plain_data import error_text
 from perturn.io.read_input import user_path
-from perturn.table_index import entry_named
 from perturn.train_processes import holds_run
 
 _log = logging.getLogger(__name__)
@@ -269,10 +268,19 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
     path = user_path(path, "recipe or run folder")
     if not path.is_dir() or (not RunPaths(path).is_run and shipped_recipe(str(path))):
         return read_recipe(path, overrides)
-    recorded = begun(path).recipe
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
-    own = [f"name={json.dumps(folder.name)}", f"output={json.dumps(str(folder.parent))}"]
-    return read_recipe(recorded, [*own, *overrides], code_files(path))
+    file = begun(path).recipe
+    where = {"name": folder.name, "output": str(folder.parent), **_model_beside(file, folder)}
+    own = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in where.items()]
+    return read_recipe(file, [*own, *overrides], code_files(path))
+
+
+def _model_beside(file: Path, folder: Path) -> dict[str, str]:
+    """Return the setting `model.name` of a recorded recipe whose model is in another run beside the run's folder."""
+    flat = dotted(read_mapping(file, "recipe"))
+    model, output = (Path(str(flat.get(key))) for key in ("model.name", "output"))
+    found = folder.parent / model.relative_to(output) if model.is_relative_to(output) else None
+    return {"model.name": str(found)} if found is not None and found.is_dir() else {}
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -290,65 +298,20 @@ def refuse_other(recipe: Recipe) -> None:
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:
-        theirs, ours = _compared(read_recipe(paths.recipe, moved=code_files(folder))), _compared(recipe)
-        may_differ = _may_differ(recipe)
-        for key in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(key) != ours.get(key) and may_differ.isdisjoint(_and_sections(key)):
-                raise RunError(
-                    f"{folder} was made by another recipe: {key} is {theirs.get(key)!r} there and "
-                    f"{ours.get(key)!r} here; choose another name (name=...) or remove the folder."
-                )
+        found = difference(read_recipe(paths.recipe, moved=code_files(folder)), recipe)
+        if found is not None:
+            raise RunError(
+                f"{folder} was made by another recipe: {found}; choose another name (name=...) or remove the folder."
+            )
         return
     left = (paths.lock, paths.holder)  # left by a run that was killed before it wrote its recipe
     if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
 
 
-def _compared(recipe: Recipe) -> dict[str, Any]:
-    """Return all settings by dotted key, with the path of a model inside `output` made relative to it.
-
-    So a run that starts from a policy of another run can be moved together with that run.
-    """
-    flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
-    if model.is_relative_to(recipe.output):
-        flat["model.name"] = str(model.relative_to(recipe.output))
-    return flat
-
-
-def _may_differ(recipe: Recipe) -> set[str]:
-    """Return the keys that change where, how fast and how far a run works, but not its results."""
-    found = efforts(Recipe)
-    judge = recipe.judge.engine if recipe.judge else {}
-    sections = (  # a recipe that plays nothing has no environment
-        ("engine", "engines", recipe.engine),
-        ("backend", "backends", recipe.backend),
-        ("environment", "environments", recipe.environment or {}),
-        ("reward.judge.engine", "engines", judge),
-        ("user.engine", "engines", recipe.user.engine if recipe.user else {}),
-    )
-    for section, kind, settings in sections:
-        entry = entry_named(kind, str(settings.get("name")))
-        found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
-    return found
-
-
-def counted_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that can change a run's results, by dotted key."""
-    may_differ = _may_differ(recipe)
-    flat = dotted(to_mapping(recipe))
-    return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
-
-
 def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
     """Return the SHA-256 of each file of a stage, by path."""
     return {file: one["sha256"] for file, one in seals.items() if one["stage"] == stage}
-
-
-def _and_sections(key: str) -> Iterator[str]:
-    """Yield a dotted key and the keys of the sections around it."""
-    while key:
-        yield key
-        key = key.rpartition(".")[0]
 
 
 class _Pulse:

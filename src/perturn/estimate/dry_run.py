@@ -133,7 +133,7 @@ def make_plan(
     elif engine.traits.serves_checkpoints:
         model = locate("perturn.run.stages.model_checks:empty_base")(recipe)
         machine = _measured(recipe, model, found)
-        how = _how(machine, found)
+        how = _how(machine, found, recipe.environment is not None)
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     how += side_model_costs(recipe, found)
@@ -327,8 +327,8 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
-def _how(machine: Machine, found: Episodes) -> list[str]:
-    plays = found.sft + found.explore + found.evaluate > 0  # not only rows of the user's own
+def _how(machine: Machine, found: Episodes, plays: bool) -> list[str]:
+    """Return sentences on the origin of the estimates; `plays` says whether the run has an environment."""
     limit = f" The turn limit is {found.limit:.0f}." if plays else ""
     return [
         f"Lengths: {found.source}; on average {found.turns:.1f} turns, {found.prompt:.0f} prompt tokens before the "

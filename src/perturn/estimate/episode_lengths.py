@@ -47,7 +47,7 @@ from perturn.types import (
 )
 
 _READ = 32
-"""Number of the user's own rows that are read to measure lengths."""
+"""Number of the user's own rows or recorded episodes that are read to measure lengths."""
 _PLAYED = 4
 """Number of episodes that are played to measure lengths."""
 _PATIENCE_SECONDS = 20.0
@@ -122,17 +122,17 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
 
     Args:
         recipe: Recipe of the run.
-        task_lists: Task lists of the stages; None: nothing is counted.
+        task_lists: Task lists of the stages; None, without an environment: only the user's own rows are counted.
         renderer: Makes the renderer for token counts; None: token counts are assumed.
     """
+    own, shown = recipe.expert and recipe.expert.file, _recorded(recipe)
+    # Own episodes are used for all task lists.
+    counts: dict[str, Any] = {"sft": sum(map(succeeded, shown))} if own and recipe.sft else {}
     if task_lists is None:
-        return Episodes(memory_gb=memory_in_use() / 1e9, **_lengths_of_rows(recipe, renderer))
+        lengths = _lengths_of_shown(shown, "recorded expert episodes", renderer)
+        counts |= lengths | ({"limit": lengths["turns"]} if lengths else {})
+        return Episodes(memory_gb=memory_in_use() / 1e9, **counts | _lengths_of_rows(recipe, renderer))
     protocol = make_protocol(recipe.protocol)
-    file = RunPaths(run_folder(recipe)).trajectories("expert")
-    shown = list(read_trajectories(file)) if file.is_file() else []
-    own = recipe.expert and recipe.expert.file
-    if own and not shown:
-        shown = list(own_episodes(user_path(own, "expert.file")))
     source, seconds, began = "recorded expert episodes", 0.0, time.monotonic()
     steps: tuple[float, ...] = ()
     played: list[Trajectory] = []
@@ -151,16 +151,13 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
             starting = time.monotonic() - began
         memory = memory_in_use() / 1e9
     limit = fmean(protocol.limit(task) for tasks in task_lists.tasks.values() for task in tasks)
-    lengths: dict[str, Any] = {"turns": limit, "said": _assumed_answer(recipe)}
-    if renderer and (shown := [one for one in shown if one.turns]):
-        lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer(shown[:32]))
-    counts: dict[str, Any] = {name: len(tasks) for name, tasks in task_lists.tasks.items()}
+    lengths = _lengths_of_shown(shown, source, renderer)
+    lengths = lengths or {"turns": limit, "said": _assumed_answer(recipe)}
+    counts = {name: len(tasks) for name, tasks in task_lists.tasks.items()} | counts
     if recipe.explore:
         counts["explore"] = _rollouts(recipe, task_lists.tasks["explore"])
     elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
         counts["explore"] = maker.episodes
-    if own and recipe.sft:
-        counts["sft"] = sum(map(succeeded, shown))  # own episodes are used for all task lists
     if recipe.base:
         counts["lessons"] = len(lessons(recipe.base, task_lists.tasks["base"]))
         counts["base"] *= 1 + recipe.base.clumsy
@@ -176,6 +173,24 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
         turn_counts=_explored_turns(recipe),
         **lengths,
     )
+
+
+def _recorded(recipe: Recipe) -> list[Trajectory]:
+    """Return the recorded expert episodes of a run; if there are none, the episodes of the user's own file."""
+    file = RunPaths(run_folder(recipe)).trajectories("expert")
+    shown = list(read_trajectories(file)) if file.is_file() else []
+    own = recipe.expert and recipe.expert.file
+    return list(own_episodes(user_path(own, "expert.file"))) if own and not shown else shown
+
+
+def _lengths_of_shown(
+    shown: Sequence[Trajectory], source: str, renderer: RendererOf | None
+) -> dict[str, Any]:
+    """Return the average lengths of the first expert episodes, and their source; empty if nothing can be counted."""
+    shown = [one for one in shown if one.turns]
+    if renderer is None or not shown:
+        return {}
+    return {"source": f"{len(shown)} {source}"} | _lengths(shown[:_READ], renderer(shown[:_READ]))
 
 
 def _assumed_answer(recipe: Recipe) -> float:

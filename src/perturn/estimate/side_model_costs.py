@@ -7,6 +7,7 @@ from perturn.config.sections import Section
 from perturn.config.stages import stages
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.training_work import expected_branches
+from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import checked_settings
 
 _CHARACTERS = 4
@@ -35,25 +36,25 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
         of_turns = judge.of == "turn"
         length = len(judge.rubric) / _CHARACTERS + found.prompt + (half if of_turns else turns) * each
         asked = questions * (turns if of_turns else 1)
-        lines.append(_cost("judge", judge.engine, asked, length, judge.sampling.max_new_tokens))
+        lines.append(_cost(ENGINE, judge.engine, asked, length, judge.sampling.max_new_tokens))
     if (user := recipe.user) is not None:
         asked = (explored + scored) * turns
         length = found.prompt + half * each
-        lines.append(_cost("user", user.engine, asked, length, user.sampling.max_new_tokens))
+        lines.append(_cost("user.engine", user.engine, asked, length, user.sampling.max_new_tokens))
     return lines
 
 
-def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> str:
+def _cost(key: str, engine: Section, asked: float, length: float, most: int) -> str:
     """Return a sentence on a model's work, assuming answers of the greatest length.
 
     Args:
-        who: Name of the model's section, `judge` or `user`.
-        engine: Section with the engine's settings.
+        key: Key of the section with the engine's settings, such as `user.engine`.
+        engine: The section.
         asked: Number of questions.
         length: Average tokens of a question.
         most: Token limit of an answer.
     """
-    traits = checked_settings(engine, f"{who}.engine").traits
+    traits, who = checked_settings(engine, key).traits, key.split(".")[-2]
     said = (
         f"The {who} is asked about {asked:.0f} questions of {length:.0f} tokens, and answers each with at most {most}: "
         f"{asked * (length + most) / 1000:.0f}k tokens"
@@ -62,5 +63,5 @@ def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> 
         price = asked * (length * traits.prices[0] + most * traits.prices[1]) / 1e6
         said += f", which cost about {price:.2f} at the prices of its engine"
     if not traits.serves_checkpoints:
-        said += f". What it may spend: {traits.spending}"
+        said += f". What it may spend: {traits.spending.replace('engine.', f'{key}.')}"
     return f"{said}."

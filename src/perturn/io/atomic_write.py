@@ -81,7 +81,8 @@ def replacing(
     """Write or replace a file or a folder, completely or not at all; a file cannot replace a folder.
 
     If the process is killed, the disk is full or the block raises, the old file is unchanged. After the block, the new
-    file is on the disk under its name.
+    file is on the disk under its name. An old folder is removed just before the new folder takes its name, so a kill
+    between the two leaves neither.
 
     Args:
         path: The file or folder. Missing parents are created.

@@ -236,6 +236,16 @@ def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = Fa
         raise refusal(f"{where} is not YAML: {_yaml_reason(error)}. Correct it.") from error
 
 
+def has_comment(text: str) -> bool:
+    """Return whether a valid YAML text has a comment."""
+    end = 0
+    for token in yaml.scan(text, Loader=_Loader) if "#" in text else ():
+        if "#" in text[end : token.start_mark.index]:
+            return True
+        end = token.end_mark.index
+    return False
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with limits, and with the position in every error."""
 
@@ -256,6 +266,19 @@ class _Loader(yaml.SafeLoader):
         self._level -= 1
         if node is not None and not isinstance(event, yaml.AliasEvent):
             self._measures[id(node)] = self._measure(node, mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping; raise an error if a key is repeated. Values of a merged mapping may be replaced."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if (key.tag, key.value) in seen:
+                said = f"key {short(key.value, 80)!r} is repeated"
+                raise ConstructorError(None, None, said, key.start_mark)
+            seen.add((key.tag, key.value))
         return node
 
     def _measure(self, node: yaml.Node, mark: Any) -> tuple[int, int]:

@@ -38,6 +38,7 @@ from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.served_policy import engine_settings, require_weights
 from perturn.run.session import Session, backend_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
+from perturn.run.stages.collect_stage import check_expert
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
@@ -228,6 +229,8 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
+        if command is None:  # `perturn import-expert` opens a run to bring the episodes
+            check_expert(recipe, env)
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         task_lists = look_up(recipe, env)

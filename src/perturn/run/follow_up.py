@@ -18,6 +18,8 @@ _SHARED = (
     "environment",
     "protocol",
     "engine",
+    "backend",
+    "user",
     "evaluate",
     "deterministic",
     "worlds",

@@ -9,6 +9,7 @@ from typing import Any
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.sections import ProtocolSettings, Tasks
+from perturn.data.recorded_code import code_files
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
@@ -106,7 +107,7 @@ def ruled(recipe: Recipe) -> Recipe:
         return recipe
     own = {} if given is None else {key: value for key, value in asdict(given).items() if value is not None}
     paths = RunPaths(run_folder(recipe))
-    recorded = read_recipe(paths.recipe).protocol if paths.is_run else None
+    recorded = read_recipe(paths.recipe, moved=code_files(paths.folder)).protocol if paths.is_run else None
     if recorded is not None:
         return replace(recipe, protocol=replace(recorded, **own))
     here = runs_here(section, recipe.worlds)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import yaml
 
-from perturn.bounds import texts
 from perturn.chat.model_names import PACKAGED
-from perturn.config.parsing import apply_overrides, parse
-from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.commented_settings import commented_fields, inline_yaml
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import parse, to_mapping
+from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import row_makers
 from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
@@ -25,27 +23,16 @@ from perturn.envs.world_process import plays_itself
 from perturn.errors import ConfigError, check_fit, check_known, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
+from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import value_of
 from perturn.run.protocol_rules import evaluation_split, rules_for, some_task
 from perturn.run.task_lists import list_tasks
-from perturn.table import locate, name_of
+from perturn.table import locate
 from perturn.table_index import table
 
-_TABLES = {
-    "loss": "losses",
-    "credit": "credits",
-    "engine": "engines",
-    "environment": "environments",
-    "explore": "explorers",
-    "rows": "rows",
-}
-"""Sections whose `name` picks an entry, each with the entry's table."""
 _MOST_TASKS = 10
-_LEFT_OUT = {(Recipe, "base")}
-"""Sections that are left out, since the recipe starts from an existing model."""
 _ROWS = {"expert-pairs": {"threshold": 0.4}}
 """Initial settings of row makers that differ from the defaults."""
-_WIDTH = 110
 _DOES = {
     "protocol": "the rules of an episode",
     "sft": "train on the expert's episodes",
@@ -95,9 +82,10 @@ def write_recipe(
     apply_overrides(chosen, overrides)
     recipe = parse(Recipe, chosen)
     _check_rows(recipe, traits)
-    settings = "\n".join(_fields(Recipe, recipe, chosen, "") if full else _short(chosen))
-    write_whole(file, f"{_header(file, environment, model, full)}{settings}\n")
-    read_recipe(file)
+    lines = commented_fields(Recipe, recipe, chosen, "") if full else _short(chosen, to_mapping(recipe))
+    text = _header(file, environment, model, full) + "".join(f"{line}\n" for line in lines)
+    parse(Recipe, parse_yaml(text, str(file), ConfigError, keep_texts=True))
+    write_whole(file, text)
 
 
 def _check_new(file: Path) -> None:
@@ -116,15 +104,22 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
     check_known(name, fitting, says, "Add align.loss.name with one of these.")
 
 
-def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
+def _short(chosen: Mapping[str, Any], parsed: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a short recipe: the chosen settings, with a comment on each section."""
-    for name, value in chosen.items():
+    for name, value in _typed(value_of(chosen), parsed).items():
         does = f"  # {_DOES[name]}" if name in _DOES else ""
         if isinstance(value, Mapping) and len(value) > 1:
             yield f"{name}:{does}"
-            yield from (f"  {key}: {_yaml(value_of(each))}" for key, each in value.items())
+            yield from (f"  {key}: {inline_yaml(each)}" for key, each in value.items())
         else:
-            yield f"{name}: {_yaml(value_of(value))}{does}"
+            yield f"{name}: {inline_yaml(value)}{does}"
+
+
+def _typed(chosen: Any, parsed: Any) -> Any:
+    """Return the chosen settings, with texts where the recipe expects texts."""
+    if isinstance(chosen, Mapping) and isinstance(parsed, Mapping):
+        return {key: _typed(each, parsed.get(key, each)) for key, each in chosen.items()}
+    return chosen if chosen == parsed or isinstance(parsed, Mapping) else parsed
 
 
 def copy_recipe(file: Path, name: str) -> None:
@@ -292,106 +287,3 @@ def _header(file: Path, environment: str, model: str, full: bool) -> str:
         "# Result:   not measured yet\n"
         f"{'#' + chr(10) if full else ''}{says}"
     )
-
-
-def _fields(
-    kind: Any,
-    value: Any,
-    chosen: Mapping[str, Any],
-    indent: str,
-    live: bool = True,
-    may_be_empty: bool = False,
-) -> Iterator[str]:
-    """Yield the lines of all fields of a settings class: chosen values, and other fields as commented defaults."""
-    active = set(chosen)
-    names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
-    if live and not active and not may_be_empty:
-        active = {names[0]}  # a section must not be empty
-    for name in names:
-        item = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        yield from _comment(_documentation(kind).get(name, ""), indent)
-        yield from _field(kind, name, item, chosen.get(name), indent, live and name in active)
-        if not indent:
-            yield ""
-
-
-def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: bool) -> Iterator[str]:
-    """Yield the lines of a field; if the field is a section, also the lines of the section's fields."""
-    mark = "" if live else "#"
-    inner = _inner(kind, name)
-    if name in _TABLES and dataclasses.is_dataclass(value):
-        value = {"name": name_of(table(_TABLES[name]), type(value)), **_values(value)}
-    if name in _TABLES and isinstance(value, Mapping):
-        entry = table(_TABLES[name]).get(str(value["name"]))
-        yield f"{indent}{mark}{name}:"
-        yield f"{indent}  {mark}name: {_yaml(value['name'])}"
-        if entry is None:  # a user's environment, whose settings have no known documentation
-            yield from (
-                f"{indent}  {mark}{key}: {_yaml(item)}" for key, item in value.items() if key != "name"
-            )
-        else:
-            defaults = {**_defaults(entry), **value}
-            own = {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
-            yield from _fields(entry, defaults, own, f"{indent}  ", live, may_be_empty=True)
-    elif inner is not None:
-        yield f"{indent}{mark}{name}:"
-        if value is None and dataclasses.MISSING not in _defaults(inner).values():
-            value = _defaults(inner)
-        if value is not None:
-            yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
-    else:
-        yield f"{indent}{mark}{name}: {_yaml(value)}"
-
-
-def _values(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without converting nested dataclasses."""
-    return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
-
-
-def _inner(kind: Any, name: str) -> Any:
-    """Return the settings class of a field that is a section; None for other fields."""
-    hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
-    return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    """Return the defaults of a class's settings, by name."""
-    if dataclasses.is_dataclass(kind):
-        return {
-            each.name: each.default_factory() if callable(each.default_factory) else each.default
-            for each in dataclasses.fields(kind)
-        }
-    return {name: item.default for name, item in inspect.signature(kind).parameters.items()}
-
-
-def _documentation(kind: Any) -> Mapping[str, str]:
-    """Return the documentation of each setting, from the text below its field or the Args of the constructor."""
-    if dataclasses.is_dataclass(kind):
-        return texts(kind)
-    found: dict[str, str] = {}
-    name = ""
-    for line in (inspect.getdoc(kind.__init__) or "").partition("Args:\n")[2].splitlines():
-        if not line.strip():
-            break
-        key, colon, text = line.strip().partition(": ")
-        if colon and key.isidentifier() and line.startswith("    ") and not line.startswith("     "):
-            name, found[key] = key, text
-        elif name:
-            found[name] += f" {line.strip()}"
-    return found
-
-
-def _comment(text: str, indent: str) -> Iterator[str]:
-    for line in textwrap.wrap(" ".join(text.split()), _WIDTH - len(indent)):
-        yield f"{indent}# {line}"
-
-
-def _yaml(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    text = yaml.safe_dump(
-        list(value) if isinstance(value, tuple) else value,
-        default_flow_style=True,
-        width=10_000,
-        sort_keys=False,
-    )
-    return text.strip().removesuffix("\n...").strip()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perturn.chat.model_names import PACKAGED
-from perturn.config.parsing import apply_overrides, parse
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.sections import Tasks
 from perturn.config.shipped_recipes import shipped_recipe

@@ -11,7 +11,8 @@ from typing import Any
 from perturn.chat.model_names import for_engine
 from perturn.chat.templates import chat_template
 from perturn.cluster import Replicas
-from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import build, parse, to_mapping, to_yaml
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import rank_of_loop, stages
 from perturn.data.run_folder import Run, resolve_recipe, run_folder

@@ -17,7 +17,8 @@ from typing import Any
 
 from perturn.bounds import efforts
 from perturn.config.key_suggestions import keys_of, picks, unknown_key
-from perturn.config.parsing import parse, set_key
+from perturn.config.overrides import drop_replaced, set_key
+from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Cluster
 from perturn.config.stages import policy_of, stages, suffix_of
@@ -173,6 +174,7 @@ class Plan:
         seeded = {key: values[index % len(values)] for key, values in study.by_seed.items()}
         own = {key: value for key, value in study.methods[method].items() if key != SWEEP}
         for overlay in (study.environments[environment], {"seed": seed, **seeded}, own, point):
+            drop_replaced(data, overlay)
             for key, value in overlay.items():
                 if value is not None or _has_section(data, key):
                     set_key(data, key, copy.deepcopy(value))

@@ -13,6 +13,7 @@ from perturn.config.sections import COUNT, refuse
 from perturn.config.stages import stages
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, check_known
+from perturn.io.read_input import user_path
 from perturn.study.cell_results import is_done
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
@@ -34,6 +35,7 @@ class AgainFile:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        object.__setattr__(self, "output", str(user_path(self.output, "output")))
         refuse(bad_names("name", [self.name]))
         if self.name == self.again:
             raise ValueError(f"again names the study itself, {self.name!r}; give this one another name.")

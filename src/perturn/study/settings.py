@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
-from perturn.config.parsing import apply_overrides, parse, refuse_secrets
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import parse
 from perturn.config.recipe import code_beside, read_mapping, recipe_file
 from perturn.config.sections import COUNT, HeldOutTasks, refuse
 from perturn.errors import ConfigError, check_belongs, check_known
@@ -97,7 +98,7 @@ class Study:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        user_path(self.output, "output")
+        object.__setattr__(self, "output", str(user_path(self.output, "output")))
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
@@ -193,7 +194,6 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     apply_overrides(data, overrides)
     if "by_seed" in data and not any(re.match(r"by_seed\b", each) for each in overrides):
         data["by_seed"] = _of_seeds(data["by_seed"], before, data.get("seeds", before))
-    refuse_secrets(data)
     return data
 
 

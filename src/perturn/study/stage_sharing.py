@@ -16,9 +16,10 @@ from pathlib import Path
 from perturn.chat.model_names import is_local
 from perturn.config.outside_files import named_inputs
 from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.recipe_difference import counted_settings
 from perturn.config.stages import Stage, is_read, stages
 from perturn.data.file_seals import done_stages, read_manifest
-from perturn.data.run_folder import Run, counted_settings
+from perturn.data.run_folder import Run
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, check_known
 from perturn.run.recorded_inputs import changes

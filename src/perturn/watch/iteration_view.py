@@ -120,7 +120,7 @@ T = TypeVar("T")
 
 
 def parse_metrics(raw: bytes, where: str) -> dict[str, float]:
-    """Return the numbers in a line of metrics, including NaN and infinities, which an alarm looks for.
+    """Return the numbers in a line of metrics, including NaN and infinities.
 
     Raises:
         RunError: If the line is no JSON object.

@@ -15,11 +15,14 @@ from typing import Any
 
 import psutil
 
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import stages as stages_of
 from perturn.data.episode_outcomes import Outcome, parse_outcome
+from perturn.data.recorded_code import code_files
 from perturn.data.run_files import Holder, Manifest, Progress, parse_settings, read_note
 from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.data.run_paths import begun
-from perturn.errors import RunError
+from perturn.errors import PerturnError, RunError
 from perturn.io.read_input import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
 from perturn.watch.iteration_view import Iteration, Tail, is_done, look_at_iterations, parse_metrics
@@ -79,7 +82,7 @@ class State:
 
     run: str
     state: str
-    """`running`, `finished`, `died`, `failed`, `stopped` or `idle`. An idle run has finished stages, and no process
+    """`running`, `finished`, `died`, `failed`, `stopped` or `idle`. An idle run has unfinished stages, and no process
     runs it."""
     says: str
     """Description of the state, with the remedy."""
@@ -117,6 +120,7 @@ class Watcher:
         self._paths = begun(folder)
         recipe = self._paths.recipe
         self._recipe = parse_settings(read_text(recipe, RunError), str(recipe))
+        self._stages = _stages_of(recipe, folder)
         self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
@@ -135,7 +139,7 @@ class Watcher:
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
         iterations = self.iterations(done)
-        state, says = _verdict(self._paths.folder, stages, now, progress, self._holder())
+        state, says = _verdict(self._paths.folder, stages, self._left(stages), now, progress, self._holder())
         return State(
             run=str(self._paths.folder),
             state=state,
@@ -163,6 +167,12 @@ class Watcher:
             done: Stages in the manifest.
         """
         return look_at_iterations(self._paths, done, self._rows)
+
+    def _left(self, found: list[Stage]) -> list[str]:
+        """Return the unfinished stages: of the last call, and if it has none, of the recipe."""
+        names = {stage.name for stage in found}
+        left = [stage.name for stage in found if stage.state != "done"]
+        return left or [name for name in self._stages if name not in names]
 
     def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
         samples = _whole(self._number(1.0, "evaluate", "select", "samples"))
@@ -262,6 +272,14 @@ def _whole(value: float) -> int:
     return int(value) if math.isfinite(value) else 1
 
 
+def _stages_of(recipe: Path, folder: Path) -> list[str]:
+    """Return the names of a recipe's stages; empty if this version cannot read the recipe."""
+    try:
+        return [stage.name for stage in stages_of(read_recipe(recipe, moved=code_files(folder)))]
+    except PerturnError:
+        return []
+
+
 def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
     """Return the stages in the manifest, the running stage, and the stages that the running call has planned."""
     found = {name: _recorded(name, entry) for name, entry in done.items()}
@@ -293,11 +311,12 @@ def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
 def _verdict(
     folder: Path,
     stages: list[Stage],
+    left: list[str],
     now: Stage | None,
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """Return the run's state and its description."""
+    """Return the run's state and its description. `left` names the unfinished stages."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")
@@ -307,17 +326,15 @@ def _verdict(
             "stopped": f"stopped in {now.name} by its user. {again}",
             "running": f"running {now.name}",
         }[now.state]
-    waiting = [stage.name for stage in stages if stage.state != "done"]
-    if not waiting and stages:
+    if not left and stages:
         return "finished", "finished"
-    following = f"next is {waiting[0]}" if waiting else "no stage has begun yet"
+    following = f"next is {left[0]}" if left else "no stage has begun yet"
     if holder is not None and holder[1]:
         return "running", f"between stages; {following}"
     if holder is not None:
         gone = f"its process {holder[0]} is gone without a word"
         return "died", f"died between stages: {gone}; {following}. {again}"
-    left = f"waiting: {', '.join(waiting)}" if waiting else "nothing is done yet"
-    return "idle", f"nobody works on it; {left}. {again}"
+    return "idle", f"nobody works on it; {following}. {again}"
 
 
 def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:

@@ -61,7 +61,7 @@ def render(state: State) -> RenderableType:
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
         head.append(f"  (no progress written for {duration(state.silent)})", style="yellow")
-    parts: list[RenderableType] = [head, _stages(_shown(state))]
+    parts: list[RenderableType] = [head, _alarms(state), _stages(_shown(state))]
     if state.planned > 1:
         parts += _iterations(state)
     if state.scores:
@@ -69,14 +69,16 @@ def render(state: State) -> RenderableType:
     for stage, last in state.metrics.items():
         numbers = "  ".join(f"{key} {value:.4g}" for key, value in last.items())
         parts.append(Text.assemble((f"{stage}: ", "bold"), numbers))
-    parts.append(_alarms(state))
     return Group(*parts)
 
 
 def _stages(stages: list[Stage]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "", "items", "rate", "time", "left", "memory"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("stage", "") else "right")
+        wide = name in ("stage", "items")
+        table.add_column(
+            name, no_wrap=not wide, overflow="fold", justify="left" if name in ("stage", "") else "right"
+        )
     for stage in stages:
         table.add_row(
             stage.name,
@@ -114,16 +116,14 @@ def _iterations(state: State) -> list[RenderableType]:
     line = Text.assemble(
         "success ", (sparkline(success), "cyan"), f" {success[-1]:.0%} now, {success[0]:.0%} at first"
     )
-    table, unit = (
-        Table(box=None, pad_edge=False),
-        next((one.unit for one in done[-LAST:] if one.bins), "episodes"),
-    )
-    for name in ("iteration", "success [95 %]", "mean reward", "entropy", "KL", "clip share", unit):
-        table.add_column(name, no_wrap=True, justify="left" if name == unit else "right")
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "success [95 %]", "reward", "entropy", "KL", "clipped"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column(next((one.unit for one in done[-LAST:] if one.bins), "episodes"))
     for one in done[-LAST:]:
         numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
         shown = ["" if value is None else f"{value:.3g}" for value in numbers_of]
-        table.add_row(str(one.number), rate(one), *shown, ledger(one))
+        table.add_row(str(one.number), rate(one, digits=0), *shown, ledger(one))
     return [head, line, table]
 
 
@@ -132,12 +132,13 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
-def rate(one: Iteration) -> str:
-    """Return success of explored episodes with its 95 % interval, such as `41.4% [33.0, 50.2]`; empty if unknown."""
+def rate(one: Iteration, digits: int = 1) -> str:
+    """Return success of explored episodes with its 95 % interval, such as `41.4% [33.0%, 50.2%]`; empty if unknown."""
     if one.success_rate is None:
         return ""
     ends = one.success_interval
-    return f"{one.success_rate:.1%}" + (f" [{ends[0]:.1%}, {ends[1]:.1%}]" if ends else "")
+    found = f"{one.success_rate:.{digits}%}"
+    return found + (f" [{ends[0]:.{digits}%}, {ends[1]:.{digits}%}]" if ends else "")
 
 
 def ledger(one: Iteration) -> str:

@@ -22,6 +22,8 @@ from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged
 ENGINE = "reward.judge.engine"
 _AT_ONCE = 256
 """Number of episodes whose questions are in memory at the same time."""
+_ROUNDING = 1e-6
+"""Largest difference between a total reward and the sum of its rewards that counts as rounding."""
 
 
 @contextmanager
@@ -107,13 +109,19 @@ def rate(
 
 
 def own_rewards(episode: Trajectory) -> Trajectory:
-    """Return an episode with only the environment's rewards, and with its status before any judgment."""
+    """Return an episode with only the environment's rewards, and with its status before any judgment.
+
+    If the total reward of an episode from a file is not the sum of its turns' rewards, the last turn gets the rest.
+    """
     if unjudged(episode):
         over = episode.terminated or episode.truncated
         own = (episode.error or "").partition("\n")[2] or None
         episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=own)
-    turns = tuple(replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns)
-    return replace(episode, turns=turns, total_reward=sum(turn.reward for turn in turns))
+    rest = episode.total_reward - sum(turn.reward for turn in episode.turns)
+    turns = [replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns]
+    if turns and abs(rest) > _ROUNDING:
+        turns[-1] = replace(turns[-1], reward=turns[-1].reward + rest)
+    return replace(episode, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
 def _unrated(episode: Trajectory, judgment: Judgment) -> str:

@@ -73,15 +73,9 @@ def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.
     """Start torchrun in a session that Ctrl-C does not reach, and kill all its processes at the end."""
     processes = run.recipe.launch.processes
     command = _command(processes, files, stage)
-    own = psutil.Process()
     threads = str(max(1, torch.get_num_threads() // processes))
     memory = FREED if run.recipe.launch.sharding == "fsdp2" else {}
-    environment = {
-        "OMP_NUM_THREADS": threads,
-        **memory,
-        **os.environ,
-        DRIVER: f"{own.pid} {own.create_time()}",
-    }
+    environment = {"OMP_NUM_THREADS": threads, **memory, **os.environ, DRIVER: str(os.getpid())}
     with files.log.open("wb") as log:
         torchrun = subprocess.Popen(
             command,

@@ -58,21 +58,25 @@ def _say(file: Path, facts: dict[str, int]) -> None:
 
 def _end_with_the_driver() -> None:
     """Start a thread that kills this process when the driver or torchrun ends, even if it waits for other processes."""
-    pid, began = os.environ[DRIVER].split()
-    torchrun = os.getppid()
-
-    def there() -> bool:
-        try:
-            return os.getppid() == torchrun and psutil.Process(int(pid)).create_time() == float(began)
-        except psutil.NoSuchProcess:
-            return False
+    torchrun, driver = os.getppid(), int(os.environ[DRIVER])
 
     def watch() -> None:
-        while there():
+        while is_driven(torchrun, driver):
             time.sleep(_PAUSE)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="driver watch", daemon=True).start()
+
+
+def is_driven(torchrun: int, driver: int) -> bool:
+    """Return whether torchrun is still this process's parent and the driver is torchrun's.
+
+    A process gets another parent when its parent ends. The time at which the driver began would change with the clock.
+    """
+    try:
+        return os.getppid() == torchrun and psutil.Process(torchrun).ppid() == driver
+    except psutil.NoSuchProcess:
+        return False
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
     """Play the rounds after the rollouts, and return their counts."""
     recipe, explorer = session.recipe, explorer_of(session.recipe)
     file, counts = session.run.paths.trajectories(stage.name), dict[str, float]()
-    begun = sorted(played_on(session, explored), key=lambda one: one.key)
+    begun = played_on(session, explored)
     sense = next((need.sense for need in explorer.needs if isinstance(need, Distance)), None)
     inputs = ExploreInputs(
         recipe.seed,
@@ -117,10 +117,10 @@ def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks
 
 
 def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the episodes that the explorer resumes: explored episodes, or expert episodes of the same tasks."""
+    """Return the explored episodes that the explorer resumes, or expert episodes of these tasks, sorted by key."""
     explorer = explorer_of(session.recipe)
     experts = walked(session, {one.task.id for one in explored}) if explorer.traits.expert else []
-    return explorer.begun(explored, experts)
+    return sorted(explorer.begun(explored, experts), key=lambda one: one.key)
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.config.stages import Stage, compares_expert, mark, starts_over
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, compares_expert, mark, stages, starts_over
 from perturn.data.episode_outcomes import outcomes
-from perturn.data.run_folder import Run
-from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.data.run_folder import Run, run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import TrajectoryStore, read_trajectories, write_records
 from perturn.envs.abilities import EXPERTS, abilities_of, ability
 from perturn.envs.load_environment import make_environment
 from perturn.episodes.formats import FORMATS
@@ -31,7 +33,7 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.branch_stage import explorer_of, not_come_back
 from perturn.run.task_lists import dealt, look_up
-from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
+from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
 """Keys of rows in the formats of Perturn, TRL and ShareGPT. Each row has at least one of these keys."""
@@ -50,14 +52,8 @@ def show_expert(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     file = run.paths.trajectories(stage.name)
     with closing_world(world_maker(recipe)()) as env:
+        check_expert(recipe, env)
         has_expert = not abilities_of(env).isdisjoint(EXPERTS)
-    if not has_expert and not file.is_file():
-        assert recipe.environment is not None
-        raise RunError(
-            f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with perturn "
-            f"import-expert, name a file of yours in expert.file, or record them in {file} yourself "
-            "(docs: perturn.data.store.TrajectoryStore)."
-        )
 
     def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
         start = partial(shown, protocol=session.protocol, folder=run.paths.teacher)
@@ -74,6 +70,25 @@ def show_expert(session: Session, stage: Stage) -> None:
             counts |= session.judge(file, "expert episodes")
 
 
+def check_expert(recipe: Recipe, env: Environment) -> None:
+    """Reject a run that needs an expert's episodes, if the environment has no expert and no episodes are recorded.
+
+    Raises:
+        RunError: If the expert's episodes cannot be had.
+    """
+    file = RunPaths(run_folder(recipe)).trajectories("expert")
+    brings = recipe.expert is not None and recipe.expert.file is not None
+    if brings or file.is_file() or not abilities_of(env).isdisjoint(EXPERTS):
+        return
+    if any(stage.name == "expert" for stage in stages(recipe)):
+        assert recipe.environment is not None
+        raise RunError(
+            f"environment {recipe.environment['name']!r} has no expert, whose episodes the recipe needs. Name a file "
+            "of episodes in expert.file (`perturn play --output` writes such a file), bring episodes with `perturn "
+            "import-expert`, or learn online without sft (docs: Learn online)."
+        )
+
+
 def bring_expert(session: Session, stage: Stage) -> None:
     """Import expert episodes from the user's rows: trajectories unchanged, conversations as successes.
 
@@ -85,11 +100,8 @@ def bring_expert(session: Session, stage: Stage) -> None:
     source = user_path(session.recipe.expert.file, "expert.file")
     target = session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, target) as counts:
-        target.unlink(missing_ok=True)
-        with TrajectoryStore(target) as store:
-            for one in own_episodes(source):
-                store.append(one)
-            counts |= outcomes(store.read())
+        write_records(target, own_episodes(source))
+        counts |= outcomes(read_trajectories(target))
         if compares_expert(session.recipe):
             counts |= session.judge(target, "expert episodes")
 
@@ -104,11 +116,8 @@ def bring_explored(session: Session, stage: Stage) -> None:
     source = user_path(str(session.recipe.explore.traits.source), "explore.path")
     target = session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, target) as counts:
-        target.unlink(missing_ok=True)
-        with TrajectoryStore(target) as store:
-            for one in rows_of(source, Trajectory):
-                store.append(one)
-            counts |= outcomes(store.read())
+        write_records(target, rows_of(source, Trajectory))
+        counts |= outcomes(read_trajectories(target))
         counts |= session.judge(target, "exploration episodes")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturn.config.parsing import apply_overrides
+from perturn.config.overrides import apply_overrides
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import Stage, stages

@@ -141,7 +141,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
         branches = list(read_trajectories(run.paths.trajectories(f"branch{stage.mark}")))
     return RowInputs(
         explored=explored,
-        experts=_successes(run) if traits.expert else (),
+        experts=_experts(run) if traits.expert else (),
         sft_episodes=expert_episodes(session) if traits.expert and alone else (),
         branches=branches,
         begun=played_on(session, explored) if traits.branches else (),
@@ -179,6 +179,12 @@ def _explored(run: Run, stage: Stage) -> list[Trajectory]:
     """Return the explored episodes of an iteration, sorted by key, since the order in the file depends on timing."""
     found = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
     return sorted(found, key=lambda one: one.key)
+
+
+def _experts(run: Run) -> list[Trajectory]:
+    """Return the successful expert episodes, sorted by key unless they come from the user's `expert.file`."""
+    found, expert = _successes(run), run.recipe.expert
+    return found if expert is not None and expert.file is not None else sorted(found, key=lambda one: one.key)
 
 
 def _successes(run: Run) -> list[Trajectory]:
