@@ -30,7 +30,6 @@ def main(output="aligned", epochs=4):
         num_train_epochs=epochs,
         learning_rate=1e-4,
         per_device_train_batch_size=5,
-        report_to=[],
     )
     trainer = TurnTrainer("tiny-agent", args, train_dataset=pairs, eval_dataset=pairs)
     margins = [trainer.evaluate()["eval_rewards/margins"]]
