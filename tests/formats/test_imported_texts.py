@@ -5,6 +5,7 @@ import json
 import pytest
 
 from perturn.data.store import read_trajectories
+from perturn.formats.logs.log_entries import Fields
 from perturn.formats.logs.log_values import text_id
 from perturn.formats.rollouts.chat_markup import conversation_of
 from perturn.run.log_import.import_logs import LogSettings, import_logs
@@ -16,10 +17,10 @@ from support.call_records import call, said, user
 def bring(tmp_path):
     """Import records that are written to a file; (account, trajectories)."""
 
-    def bring(*records):
+    def bring(*records, **settings):
         file = tmp_path / "log.jsonl"
         file.write_text("".join(json.dumps(each) + "\n" for each in records))
-        account = import_logs([file], tmp_path / "out.jsonl", LogSettings())
+        account = import_logs([file], tmp_path / "out.jsonl", LogSettings(**settings))
         return account, list(read_trajectories(tmp_path / "out.jsonl"))
 
     return bring
@@ -78,7 +79,7 @@ def test_an_odd_chunk_does_not_end_the_import(bring):
     assert found[0].turns[0].action.tool_calls[0]["function"]["name"] == "look"
 
 
-@pytest.mark.parametrize("text", ["Here is the data: 5 rows", "an event: yes"])
+@pytest.mark.parametrize("text", ["Here is the data: 5 rows", "data: 5 rows\n\nand more"])
 def test_an_answer_about_data_is_no_stream(text, bring):
     _, (found,) = bring({**call("x", user("q")), "response": text})
 
@@ -88,7 +89,10 @@ def test_an_answer_about_data_is_no_stream(text, bring):
 def test_a_stream_may_hold_any_line_separator(bring):
     """U+2028 ends a line for Python, and does not in server-sent events."""
     chunk = {"object": "chat.completion.chunk", "choices": [{"delta": {"content": "a\u2028b"}}]}
-    text = ": keep-alive\r\n\r\n" + f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n"
+    text = (
+        "\ufeff: keep-alive\r\n\r\n"
+        + f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n"
+    )
 
     _, (found,) = bring({**call("x", user("q")), "response": text})
 
@@ -122,6 +126,8 @@ def test_marks_and_tasks_of_conversations_are_read_or_rejected(bring):
 
     assert (found.turns[0].trained, found.task.id) == (False, "1")
     assert "task: expected a text or a whole number" in next(account.shown_faults())
+    _, (found,) = bring(nested, fields=Fields(task="task.id"))
+    assert found.task.id == "a"
 
 
 def test_the_number_of_a_rollout_costs_no_look_at_the_others(tmp_path):

@@ -1,6 +1,7 @@
 """The stages as functions: on objects, without a folder, equal to what a run does."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,7 +244,7 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
 
 def test_a_trainer_has_the_tokenizer_that_it_trains_with(tokenizer):
     """Rollouts with another template than training would be scored as if another policy had played them."""
-    trainer = perturn.Trainer("tiny-agent", loss="sft", tokenizer=tokenizer, chat_template="qwen2.5")
+    trainer = perturn.Trainer(Path("tiny-agent"), loss="sft", tokenizer=tokenizer, chat_template="qwen2.5")
 
     assert trainer.tokenizer.chat_template != tokenizer.chat_template
 

@@ -1,7 +1,6 @@
 """Trainings that must not count as done, and checkpoints that must not be lost."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,7 @@ from perturn.errors import RunError
 from perturn.run.checkpoint_retention import last_checkpoint
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
-from perturn.run.training_metrics import TrainingProgress
+from perturn.training.finite_metrics import refuse_not_finite
 
 
 def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):
@@ -31,12 +30,11 @@ def test_processes_that_a_foreign_signal_stopped_have_not_trained(tmp_path):
         ({"loss": float("nan"), "grad_norm": 1.0}, 1, "the loss is nan at step 1; no update came before"),
     ],
 )
-def test_numbers_that_are_not_finite_stop_the_training(tmp_path, logs, step, said):
-    progress, state = SimpleNamespace(_file=tmp_path / "metrics.jsonl"), SimpleNamespace(global_step=step)
-
-    TrainingProgress.on_log(progress, None, state, None, {"loss": 0.5, "grad_norm": 1.0})
+def test_numbers_that_are_not_finite_stop_the_training(logs, step, said):
+    refuse_not_finite({"loss": 0.5, "grad_norm": 1.0}, step)
     with pytest.raises(RunError, match=said):
-        TrainingProgress.on_log(progress, None, state, None, logs)
+        refuse_not_finite(logs, step)
+    refuse_not_finite({"loss": 0.5, "grad_norm": float("inf")}, step, scaled=True)  # fp16 skips such steps
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_not_removed(tmp_path, monkeypatch):

@@ -160,6 +160,21 @@ def test_failed_continuations_stop_the_command_and_are_played_again(run, monkeyp
     assert measure_run(run, WANTED) == whole
 
 
+def test_a_few_failed_continuations_are_not_played_again(run, monkeypatch):
+    """They may fail each time. A finished measurement must stay repeatable, for example with other credits."""
+    monkeypatch.chdir(run.parents[1])
+    file = RunPaths(run).continuations()
+    measure_run(run, WANTED)
+    lines = file.read_text().splitlines()
+    lines[0] = lines[0].replace('"counted"', '"failed"')
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+    monkeypatch.setattr("perturn.measure.play_points.play", lambda *_, **__: pytest.fail("played again"))
+    measure_run(run, WANTED)
+
+    assert '"failed"' in lines[0]
+
+
 def test_the_recipes_own_credit_is_measured_with_all(run, monkeypatch, tmp_path):
     """And a credit that is named is no longer left out if it cannot be computed."""
     monkeypatch.chdir(run.parents[1])

@@ -88,7 +88,7 @@ def iteration_rows(
     Args:
         iterations: Iterations in order.
         policies: Rows of the evaluated policies. The name of a trained policy contains the number of its iteration.
-        bounded: Whether all scores of the run lie between 0 and 1.
+        bounded: Whether the scores of all explored episodes lie between 0 and 1.
     """
     made = {iteration_of(row["name"]) or 1: row for row in policies if row["name"] not in ("base", "sft")}
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,8 @@ from perturn.types import Trajectory, failed, has_outcome, score, succeeded
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """Return the numbers of a run in the format of `summary.json`, which `report.summarize` describes."""
-    bounded = _bounds(_scores(run)) is not None
+    bounded = _is_bounded(score(one) for episodes in run.evaluation.values() for one in episodes)
+    explored = _is_bounded(one.score for each in run.iterations for one in each.explored)
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared), bounded=bounded)
     policies = [
         {
@@ -48,7 +49,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
         "by_kind": _by_kind(run.evaluation, bounded),
         "protocol": run.protocol,
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
-        "iterations": iteration_rows(run.iterations, policies, bounded),
+        "iterations": iteration_rows(run.iterations, policies, explored),
     }
 
 
@@ -274,15 +275,14 @@ def _success(trajectories: Sequence[Trajectory]) -> Estimate:
     return cluster_interval([float(each) for each in solved], tasks)
 
 
-def _scores(run: RecordedRun) -> Iterator[float]:
-    """Yield the scores of all policies of a run."""
-    yield from (score(one) for episodes in run.evaluation.values() for one in episodes)
-    yield from (one.score for each in run.iterations for one in each.explored)
+def _is_bounded(scores: Iterable[float]) -> bool:
+    """Return whether all scores lie between 0 and 1."""
+    return all(0 <= each <= 1 for each in scores)
 
 
-def _bounds(scores: Iterable[float], bounded: bool = True) -> tuple[float, float] | None:
+def _bounds(scores: Iterable[float], bounded: bool) -> tuple[float, float] | None:
     """Return the bounds of scores: 0 and 1, or None if one of them or another score of the run lies outside."""
-    return (0.0, 1.0) if bounded and all(0 <= score <= 1 for score in scores) else None
+    return (0.0, 1.0) if bounded and _is_bounded(scores) else None
 
 
 def _ends(found: Estimate | PairedComparison) -> list[float | None]:

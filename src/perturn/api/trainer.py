@@ -145,7 +145,7 @@ class Trainer:
         credit_section = None if config.credit is None else section(config.credit, "credit")
         loss_and_credit(section(config.loss, "loss"), credit_section)
         if not isinstance(model, str | Path) or config.chat_template is not None:
-            own = tokenizer_of(model, tokenizer)
+            own = tokenizer_of(str(model) if isinstance(model, Path) else model, tokenizer)
             self.tokenizer = (
                 own if config.chat_template is None else Renderer(own, config.chat_template).tokenizer
             )

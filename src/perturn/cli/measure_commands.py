@@ -69,8 +69,8 @@ def measure(
 def _print_forecast(planned: Mapping[str, Any]) -> None:
     source = "continuations from each point" if planned["from_pilot"] else "whole episodes of each task"
     results.print(
-        f"No width can be forecast, since the returns of {source} are equal. Explore easier tasks, or explore with a "
-        "stronger policy."
+        f"No width can be forecast, since the returns of {source} are equal. Explore tasks that the policy solves "
+        "only sometimes."
         if planned["width"] is None
         else f"With {planned['continuations']} continuations from each point, the 95 % interval of an advantage will "
         f"be about ±{planned['width']:.2f}. An interval of ±{planned['wanted']:g} needs {planned['needed']} "

@@ -37,11 +37,11 @@ class Forecast:
     """Requested number of continuations from each point."""
     width: float | None
     """Expected half-width of the 95 % interval of an advantage with this number of continuations, in units of
-    reward. None if all recorded returns are equal."""
+    reward. None if the returns of each point or task are equal."""
     wanted: float
     """Wanted half-width, in units of reward."""
     needed: int | None
-    """Number of continuations of each point for the wanted half-width. None if all recorded returns are equal."""
+    """Number of continuations of each point for the wanted half-width. None if there is no `width`."""
     played: int
     """Number of continuations that exist already."""
     to_play: int

@@ -26,7 +26,7 @@ def play_points(
 ) -> list[Continuation]:
     """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
-    Continuations that FAILED in an earlier call are played again.
+    If too many of the last continuations in the file FAILED, all FAILED continuations are played again.
 
     Args:
         session: An open run.
@@ -41,7 +41,15 @@ def play_points(
         EnvironmentFailure: If more continuations FAIL than `worlds.max_failed` allows.
     """
     points = set(plan.points)
+    total = len(points) * continuations
     with ContinuationFile(file) as store:
+        failures = Failures(session.recipe.worlds.max_failed, total, concurrency)
+        for one in store.found:
+            if one.outcome != "elsewhere":  # says nothing of errors
+                failures.note("no reason" if one.outcome == "failed" else None)
+        if failures.too_many:
+            store.drop_failed()
+            failures.restart(())
         missing = list(plan.jobs(session.recipe.seed, continuations, store.found))
         if missing:
             planned = {(each.job.task.id, each.job.sample): each for each in missing}
@@ -49,16 +57,14 @@ def play_points(
             how: dict[str, Any] = {"sampling": sampling, "retries": session.recipe.worlds.retries}
             how["concurrency"] = capacity(session.recipe, make, concurrency)
             how["protocol"] = rules(session, policy)
-            total = len(points) * continuations
-            failures = Failures(session.recipe.worlds.max_failed, len(missing), concurrency)
             with bar("continuations", total, total - len(missing), "continuations") as shown:
                 played = play((each.job for each in missing), session.serve(policy, PLAIN), make, **how)
-                for one in played:
-                    ended = planned[one.key].ended(one)
+                for episode in played:
+                    ended = planned[episode.key].ended(episode)
                     store.append(ended)
                     shown.advance()
-                    if ended.outcome != "elsewhere":  # says nothing of errors
-                        failures.add([one]).refuse("continuations")
+                    if ended.outcome != "elsewhere":
+                        failures.add([episode]).refuse("continuations")
         return [one for one in store.found if one.point in points and one.number < continuations]
 
 

@@ -100,9 +100,13 @@ class ContinuationFile:
         return list(self._found.values())
 
     def append(self, one: Continuation) -> None:
-        """Append a continuation, which replaces an earlier result."""
+        """Append a continuation, which replaces its earlier result."""
         self._file.append(line_of(one))
         self._found[one.point, one.number] = one
+
+    def drop_failed(self) -> None:
+        """Forget FAILED continuations, so that they are played again. The file keeps them until then."""
+        self._found = {key: one for key, one in self._found.items() if one.outcome != "failed"}
 
     def __enter__(self) -> ContinuationFile:
         return self
@@ -147,7 +151,7 @@ class Plan:
         return list(dict.fromkeys(point for point in found if point is not None))
 
     def jobs(self, seed: int, continuations: int, done: Sequence[Continuation]) -> Iterator[Planned]:
-        """Yield the continuations that are not played yet, or that FAILED.
+        """Yield the continuations that are not played yet.
 
         The seed of a continuation depends only on the run's seed, its point and its number. Its sample number depends
         only on its point and its number. So a call that was killed resumes with the same continuations, also if the
@@ -158,7 +162,7 @@ class Plan:
             continuations: Number of continuations from each point.
             done: Continuations that are already played.
         """
-        known = {(one.point, one.number) for one in done if one.outcome != "failed"}
+        known = {(one.point, one.number) for one in done}
         for point in self.points:
             begun = self.by_key[point.task, point.sample]
             for number in range(continuations):

@@ -118,7 +118,8 @@ def continuing(
     """
     if ids is None:
         yield
-        want(_causal_model(model), None)
+        if torch.is_grad_enabled():  # else each pass resets the layer
+            want(_causal_model(model), None)
         return
     prepare(model)
     inner, beginning = _causal_model(model), Beginning()
@@ -133,7 +134,7 @@ def continuing(
     if torch.is_grad_enabled():
         want(inner, position[:0])
         beginning.backward()
-    want(inner, None)
+        want(inner, None)
 
 
 def pack_by_pack(

@@ -29,8 +29,12 @@ class Failures:
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
         """Count trajectories, in the order in which they ended."""
         for one in trajectories:
-            self._errors.append(one.error or "no reason" if failed(one) and not unjudged(one) else None)
+            self.note(one.error or "no reason" if failed(one) and not unjudged(one) else None)
         return self
+
+    def note(self, error: str | None) -> None:
+        """Count an episode by its error; None: it is not FAILED."""
+        self._errors.append(error)
 
     def restart(self, trajectories: Iterable[Trajectory]) -> None:
         """Reset the counts, then count the given trajectories."""

@@ -369,7 +369,7 @@ class TurnTrainer(EvaluatingTrainer):
         if "loss" in logs or "train_loss" in logs:
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
-        refuse_not_finite(logs, self.state.global_step)
+        refuse_not_finite(logs, self.state.global_step, scaled=self.args.fp16)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the learning-rate schedule; with `optimizer_from`, load the state of optimizer and schedule.

@@ -13,7 +13,7 @@ from typing import Any
 
 from perturn.formats.logs.log_values import mapping, objects, unpacked
 
-_EVENT = re.compile(r"\s*(?:data:|event:|id:|retry:|:)")
+_EVENT = re.compile(r"[\ufeff\s]*(?:data:|event:|id:|retry:|:)")
 """First line of a stream of server-sent events. A line that begins with a colon is a comment, such as a keep-alive."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 """Line ends of server-sent events. Others, such as U+2028, belong to the data."""
@@ -25,7 +25,8 @@ def joined(response: Any) -> Any:
     The answer of a stream that ends early counts as cut, as if by a token limit.
     """
     if isinstance(response, str) and _EVENT.match(response):
-        response = list(_events(response)) or response
+        events = list(_events(response))
+        response = events if any(isinstance(each, Mapping) for each in events) else response
     response = unpacked(response, "")
     if (
         not isinstance(response, list)
@@ -44,8 +45,9 @@ def joined(response: Any) -> Any:
 def _events(text: str) -> Iterator[Any]:
     """Yield the data of server-sent events."""
     for line in _LINE_END.split(text):
-        if line.startswith("data:") and (data := line[5:].strip()) not in ("", "[DONE]"):
-            yield unpacked(data, "")
+        field, _, data = line.lstrip("\ufeff \t").partition(":")
+        if field == "data" and data.strip() not in ("", "[DONE]"):
+            yield unpacked(data.strip(), "")
 
 
 def _of_chunks(chunks: list[Mapping[str, Any]]) -> dict[str, Any]:

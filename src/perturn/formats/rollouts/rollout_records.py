@@ -83,7 +83,7 @@ def listed(value: Any, where: str, role: str) -> list[Any]:
         DataError: If the value is neither a list nor text.
     """
     if isinstance(value, str):
-        found = parsed(value, where)
+        found = [] if role == "user" and value.strip() == "[]" else parsed(value, where)
         value = found if isinstance(found, list) else [{"role": role, "content": value}]
     if value is None:
         return []
@@ -97,7 +97,7 @@ def steps_of(
     completion: Sequence[Any],
     where: str,
     tools: tuple[Mapping[str, Any], ...] = (),
-    trained: Callable[[Mapping[str, Any]], bool] = lambda message: True,
+    trained: Callable[[Mapping[str, Any], str], bool] = lambda message, where: True,
     rewards: Sequence[float | None] = (),
 ) -> tuple[Step, ...]:
     """Return the answers of a conversation, which are the assistant messages of the completion.
@@ -107,7 +107,7 @@ def steps_of(
         completion: Messages from the first answer on.
         where: Location of the conversation, for error messages.
         tools: Schemas of the tools.
-        trained: Returns whether an assistant message is trained on.
+        trained: Returns whether an assistant message is trained on, given the message and its location.
         rewards: Reward of each answer, None for an answer without one; empty if there are none.
 
     Raises:
@@ -119,7 +119,7 @@ def steps_of(
         at = f"{where}: message {index}"
         if mapping(message).get("role") == "assistant":
             action = answer_of(message, at) or Action("")
-            steps.append(Step(tuple(heard), action, tools, trained=trained(message)))
+            steps.append(Step(tuple(heard), action, tools, trained=trained(message, at)))
             heard.append(action.message())
         else:
             heard += messages_of([message], at)

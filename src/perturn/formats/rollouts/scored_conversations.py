@@ -71,13 +71,13 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         messages = [{"role": "system", "content": record["system"]}, *messages]
     tools = tools_of(record.get("tools"), f"{where}: tools")
     rewards = _rewards(record, messages, where)
-    steps = steps_of([], messages, where, tools, lambda message: is_trained(message, where), rewards)
+    steps = steps_of([], messages, where, tools, is_trained, rewards)
     cut = _is_true(record.get("truncated"), f"{where}: truncated")
     score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
     if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
     task = first(record, "task")
-    if task is not None and text_id(task) is None:
+    if fields.task is None and task is not None and text_id(task) is None:
         raise bad(f"{where}: task", "a text or a whole number", task)
     question = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
     yield Rollout(
