@@ -237,7 +237,7 @@ def test_a_study_finds_classes_next_to_itself_and_to_its_recipe(perturn, tmp_pat
         ("rows.name=mine.py:pair", "rows.name 'mine.py:pair' must be a class"),
         ("rows.name=mine.py:Twice", "row maker Twice must "),
         ("explore.name=mine.py:FirstOverOthers", "explorer FirstOverOthers must "),
-        ("align.loss.name=mine.py:Twice", "align.loss"),
+        ("align.loss.name=mine.py:Twice", "loss Twice must have 'credit'"),
         ("align.loss.name=other.py:Loss", "there is no file other.py"),
         ("rows.least=3", "unknown key 'rows.least'. Known: rows.most"),
         ("explore.times=0", "explore.times must be "),

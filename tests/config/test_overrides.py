@@ -43,6 +43,7 @@ def test_a_setting_of_the_command_that_the_new_entry_lacks_is_unknown(read, word
 def test_a_setting_of_the_default_engine_needs_no_name(read):
     """`perturn init` writes no section `engine`, and the pages set its memory by an override."""
     assert read("engine.cache_gigabytes=20").engine == {"name": "local", "cache_gigabytes": 20}
+    assert read("engine.name=vllm", engine={"speculate": False}).engine == {"name": "vllm"}
 
 
 @pytest.mark.parametrize("text", ["Say a # b", "#1", "[a, b] # two"])

@@ -144,6 +144,7 @@ def test_a_run_folder_may_be_moved_and_renamed(recipe, tmp_path):
 def test_a_run_from_another_runs_policy_opens_by_every_path(recipe, tmp_path, monkeypatch):
     """The recorded path of the policy belongs to the folder of the recipe; an override replaces it."""
     monkeypatch.chdir(tmp_path)
+    Run(replace(recipe, name="one", output="runs")).close()
     Path("runs/one/checkpoints/sft").mkdir(parents=True)
     model = replace(recipe.model, name="runs/one/checkpoints/sft")
     Run(replace(recipe, name="two", output="runs", model=model)).close()
@@ -159,6 +160,15 @@ def test_a_run_from_another_runs_policy_opens_by_every_path(recipe, tmp_path, mo
         refuse_other(found)
         assert Path(found.model.name).samefile(tmp_path / model.name)
     assert resolve_recipe(Path("."), ["model.name=other"]).model.name == "other"
+
+
+def test_a_folder_named_as_the_model_is_not_taken_for_it(recipe, tmp_path, monkeypatch):
+    """With `output: .`, each name of the Hub looks like a path inside the output."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / recipe.model.name).mkdir()
+    Run(replace(recipe, name="two", output=".")).close()
+
+    assert resolve_recipe(tmp_path / "two").model.name == recipe.model.name
 
 
 def test_a_run_folder_is_found_from_inside(recipe, monkeypatch):

@@ -142,6 +142,10 @@ def test_an_outcome_that_no_turn_has_is_added_to_the_judges_rewards():
         (found,), _counts = rated([own_rewards(brought)], lambda text, seed: "[[2]]", rewards="add")
         assert rewards(found) == ([0.0, 1.5], 1.5)
         brought = found
+    given = played(
+        turn("a", reward=0.25), turn("z", reward=0.75), total_reward=0.0
+    )  # the file gives no total
+    assert own_rewards(given).total_reward == 1.0
 
 
 def test_an_unjudged_episode_that_goes_on_goes_on():

@@ -16,6 +16,8 @@ from perturn.table_index import entry_named
 
 _DEEPEST_KEY = 20
 """Largest number of sections in the key of an override."""
+_USUAL = "local"
+"""Entry of the sections `engine` and `backend` if they name none; see `Recipe`."""
 
 
 def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
@@ -78,7 +80,7 @@ def drop_replaced(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
         section: Any = reduce(_part, parents, data)
         if path not in changes or not isinstance(section, dict):
             continue
-        before = entry_named(mark.table, str(section.get(last, mark.default)))
+        before = entry_named(mark.table, str(section.get(last, mark.default or _USUAL)))
         after = entry_named(mark.table, str(changes[path]))
         if before is not None and after is not None:
             for key in settings_of(before).keys() - settings_of(after).keys():

@@ -112,6 +112,7 @@ class Progress(TypedDict):
     pid: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
     process_started: NotRequired[Amount]
     steps: NotRequired[list[str]]
+    of_recipe: NotRequired[list[str]]
     file: NotRequired[Inside]
     total: NotRequired[Count | None]
     done_before: NotRequired[Count]

@@ -199,7 +199,9 @@ class Run:
         start = time.monotonic()
         before = self.manifest["stages"].get(name, {})
         self._unseal(name)
-        self._pulse = pulse = _Pulse(self.paths.progress, name, self.planned)
+        self._pulse = pulse = _Pulse(
+            self.paths.progress, name, self.planned, [each.name for each in stages(self.recipe)]
+        )
 
         def end(ended: str, error: str = "") -> None:
             entry = {
@@ -279,8 +281,11 @@ def _model_beside(file: Path, folder: Path) -> dict[str, str]:
     """Return the setting `model.name` of a recorded recipe whose model is in another run beside the run's folder."""
     flat = dotted(read_mapping(file, "recipe"))
     model, output = (Path(str(flat.get(key))) for key in ("model.name", "output"))
-    found = folder.parent / model.relative_to(output) if model.is_relative_to(output) else None
-    return {"model.name": str(found)} if found is not None and found.is_dir() else {}
+    run, *inside = model.relative_to(output).parts if model.is_relative_to(output) else ("",)
+    is_there = (
+        bool(inside) and RunPaths(folder.parent / run).is_run
+    )  # with `output: .`, a Hub id is no folder
+    return {"model.name": str(folder.parent.joinpath(run, *inside))} if is_there else {}
 
 
 def run_folder(recipe: Recipe) -> Path:
@@ -317,13 +322,14 @@ def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
 class _Pulse:
     """Thread that updates `progress.json` while a stage runs, as a heartbeat, and measures the peak memory."""
 
-    def __init__(self, file: Path, stage: str, steps: Sequence[str]) -> None:
+    def __init__(self, file: Path, stage: str, steps: Sequence[str], of_recipe: Sequence[str]) -> None:
         self._file = file
         self._facts: dict[str, Any] = {
             "host": platform.node(),
             "pid": os.getpid(),
             "process_started": psutil.Process().create_time(),
             "steps": list(steps),
+            "of_recipe": list(of_recipe),
             "stage": stage,
             "began": time.time(),
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
 from perturn.config.stages import stages
@@ -63,5 +65,5 @@ def _cost(key: str, engine: Section, asked: float, length: float, most: int) -> 
         price = asked * (length * traits.prices[0] + most * traits.prices[1]) / 1e6
         said += f", which cost about {price:.2f} at the prices of its engine"
     if not traits.serves_checkpoints:
-        said += f". What it may spend: {traits.spending.replace('engine.', f'{key}.')}"
+        said += ". What it may spend: " + re.sub(r"\bengine\.(?=\w)", f"{key}.", traits.spending)
     return f"{said}."

@@ -116,10 +116,10 @@ def _short(chosen: Mapping[str, Any], parsed: Mapping[str, Any]) -> Iterator[str
 
 
 def _typed(chosen: Any, parsed: Any) -> Any:
-    """Return the chosen settings, with texts where the recipe expects texts."""
+    """Return the chosen settings, with texts where the recipe expects texts, such as `name: 007`."""
     if isinstance(chosen, Mapping) and isinstance(parsed, Mapping):
         return {key: _typed(each, parsed.get(key, each)) for key, each in chosen.items()}
-    return chosen if chosen == parsed or isinstance(parsed, Mapping) else parsed
+    return parsed if isinstance(parsed, str) and not isinstance(chosen, str) else chosen
 
 
 def copy_recipe(file: Path, name: str) -> None:

@@ -102,6 +102,7 @@ class TrainingProgress(TrainerCallback):
         """Write the metrics up to the checkpoint. Later entries are dropped, as a resumed training makes them again."""
         if leads():
             write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
+        state.save_steps = args.save_steps  # the checkpoint's may differ
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
         self._tell(total=state.max_steps, done=state.global_step)
         a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)

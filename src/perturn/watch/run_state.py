@@ -15,14 +15,11 @@ from typing import Any
 
 import psutil
 
-from perturn.config.recipe import read_recipe
-from perturn.config.stages import stages as stages_of
 from perturn.data.episode_outcomes import Outcome, parse_outcome
-from perturn.data.recorded_code import code_files
 from perturn.data.run_files import Holder, Manifest, Progress, parse_settings, read_note
 from perturn.data.run_folder import HEARTBEAT_SECONDS
 from perturn.data.run_paths import begun
-from perturn.errors import PerturnError, RunError
+from perturn.errors import RunError
 from perturn.io.read_input import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
 from perturn.watch.iteration_view import Iteration, Tail, is_done, look_at_iterations, parse_metrics
@@ -120,7 +117,6 @@ class Watcher:
         self._paths = begun(folder)
         recipe = self._paths.recipe
         self._recipe = parse_settings(read_text(recipe, RunError), str(recipe))
-        self._stages = _stages_of(recipe, folder)
         self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
@@ -139,7 +135,8 @@ class Watcher:
         }
         metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
         iterations = self.iterations(done)
-        state, says = _verdict(self._paths.folder, stages, self._left(stages), now, progress, self._holder())
+        left = _left(stages, progress)
+        state, says = _verdict(self._paths.folder, stages, left, now, progress, self._holder())
         return State(
             run=str(self._paths.folder),
             state=state,
@@ -167,12 +164,6 @@ class Watcher:
             done: Stages in the manifest.
         """
         return look_at_iterations(self._paths, done, self._rows)
-
-    def _left(self, found: list[Stage]) -> list[str]:
-        """Return the unfinished stages: of the last call, and if it has none, of the recipe."""
-        names = {stage.name for stage in found}
-        left = [stage.name for stage in found if stage.state != "done"]
-        return left or [name for name in self._stages if name not in names]
 
     def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
         samples = _whole(self._number(1.0, "evaluate", "select", "samples"))
@@ -272,12 +263,11 @@ def _whole(value: float) -> int:
     return int(value) if math.isfinite(value) else 1
 
 
-def _stages_of(recipe: Path, folder: Path) -> list[str]:
-    """Return the names of a recipe's stages; empty if this version cannot read the recipe."""
-    try:
-        return [stage.name for stage in stages_of(read_recipe(recipe, moved=code_files(folder)))]
-    except PerturnError:
-        return []
+def _left(found: list[Stage], progress: Mapping[str, Any]) -> list[str]:
+    """Return the unfinished stages: of the last call, and if it has none, of the recipe."""
+    names = {stage.name for stage in found}
+    left = [stage.name for stage in found if stage.state != "done"]
+    return left or [name for name in progress.get("of_recipe") or () if name not in names]
 
 
 def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:

@@ -22,8 +22,6 @@ from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged
 ENGINE = "reward.judge.engine"
 _AT_ONCE = 256
 """Number of episodes whose questions are in memory at the same time."""
-_ROUNDING = 1e-6
-"""Largest difference between a total reward and the sum of its rewards that counts as rounding."""
 
 
 @contextmanager
@@ -111,16 +109,16 @@ def rate(
 def own_rewards(episode: Trajectory) -> Trajectory:
     """Return an episode with only the environment's rewards, and with its status before any judgment.
 
-    If the total reward of an episode from a file is not the sum of its turns' rewards, the last turn gets the rest.
+    In an episode from a file, the total reward may be no reward of a turn. Then it becomes the reward of the last turn.
     """
     if unjudged(episode):
         over = episode.terminated or episode.truncated
         own = (episode.error or "").partition("\n")[2] or None
         episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=own)
-    rest = episode.total_reward - sum(turn.reward for turn in episode.turns)
+    of_no_turn = not any(turn.reward for turn in episode.turns)
     turns = [replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns]
-    if turns and abs(rest) > _ROUNDING:
-        turns[-1] = replace(turns[-1], reward=turns[-1].reward + rest)
+    if turns and of_no_turn:
+        turns[-1] = replace(turns[-1], reward=episode.total_reward)
     return replace(episode, turns=tuple(turns), total_reward=sum(turn.reward for turn in turns))
 
 
