@@ -28,6 +28,11 @@ _SPACED = re.compile(r"(<mi>(?:log|exp)</mi>|</(?:mi|msub|msup)>(?=<mi>log</mi>)
 """Where TeX has a thin space around the name of a function, and the converter none."""
 _FIRST = "---\nsearch: {boost: 4}\n---\n"
 """Makes the search count a page four times."""
+_CODE = re.compile(
+    r"`[^`]*`|\b[\w.]+=(?:\{[^{}]*\}|\[[^]]*\]|[\w'/-]+)|\{[^{}]*\}"
+    r"|\b[A-Za-z]+(?:[._][a-z0-9_]+)+(?:\(\.*\))?"
+)
+"""Code in the advice on settings: settings, their values, and what is marked as code already."""
 _UNREAD = re.compile(r"[\\{}]")
 """What the converter hands on as text where it does not understand it."""
 
@@ -167,9 +172,17 @@ def _peers() -> str:
     lines = ["| TRL, transformers | `TurnConfig` | a recipe |", "|---|---|---|"]
     for peer in dict.fromkeys(peers().values()):
         names = [name for name, each in peers().items() if each == peer]
-        in_config = "The same." if own.issuperset(names) else peer.in_config
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {in_config} | {peer.in_recipe} |")
+        has = own.issuperset(names) and peer.in_config.startswith(("It is there", "In a recipe"))
+        plays = peer.in_config.startswith("TurnTrainer plays no episodes")
+        in_config = "The same." if has else "None." if plays else _with_code(peer.in_config)
+        in_recipe = "–" if peer.in_recipe == peer.in_config else _with_code(peer.in_recipe)
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {in_config} | {in_recipe} |")
     return "\n".join(lines)
+
+
+def _with_code(advice: str) -> str:
+    """Return advice on a setting, with its code in backticks."""
+    return _CODE.sub(lambda found: f"`{found[0].strip('`')}`", advice)
 
 
 def _extras() -> str:

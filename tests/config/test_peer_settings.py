@@ -61,14 +61,12 @@ def test_a_recipe_says_what_to_write(key):
 
 def test_what_is_to_be_written_exists():
     """Dotted keys that the sentences name are keys of a recipe, but for settings of entries."""
-    known, entries = set(keys_of(Recipe)), ("align.loss.", "credit.", "engine.", "perturn.")
+    known, entries = set(keys_of(Recipe)), ("align.loss.", "credit.", "engine.")
+    key_of_a_section = rf"\b(?:{'|'.join(each.name for each in fields(Recipe))})\.[a-z_.0-9]+"
     named = {
         key.rstrip(".")
         for peer in PEERS.values()
-        for key in re.findall(
-            r"\b(?:align|sft|launch|model|explore|evaluate|groups|protocol|pair|expert)\.[a-z_.0-9]+",
-            peer.in_recipe,
-        )
+        for key in re.findall(key_of_a_section, f"{peer.in_config} {peer.in_recipe}")
     }
 
     assert {key for key in named if key not in known and not key.startswith(entries)} == set()
@@ -96,6 +94,18 @@ def test_a_misspelt_setting_of_turn_config_is_told(tmp_path):
 def test_the_number_of_scored_episodes_is_no_setting_of_a_selector():
     """A selector scores one of several episodes."""
     assert PEERS["num_generations_eval"].in_recipe.startswith("Write evaluate.samples, ")
+
+
+def test_advice_on_trls_grpo_keeps_the_meaning_of_a_setting():
+    """TRL counts completions and micro-batches, chooses the averaging by `loss_type`, and masks at a token limit."""
+    said = {name: PEERS[name].in_recipe for name in PEERS}
+
+    assert "token_mean (dapo), trajectory_mean (grpo)" in said["loss_type"]
+    assert "generation_batch_size / num_generations" in said["generation_batch_size"]
+    assert "steps_per_generation / gradient_accumulation_steps" in said["steps_per_generation"]
+    assert "rows.signals={without: [cut]}" in said["mask_truncated_completions"]
+    assert "ratio_gradient=mean" in said["importance_sampling_level"]
+    assert said["f_divergence_type"] == said["f_alpha_divergence_coef"] == said["discopop_tau"]
 
 
 def test_sharding_of_a_recipe_is_not_in_accelerates_configuration():

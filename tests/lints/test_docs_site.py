@@ -96,14 +96,18 @@ def test_the_table_of_extras_has_all_of_them():
 
 
 def test_the_table_of_peer_settings_has_all_of_them():
-    """`TurnConfig` has `max_length` too, and no `num_generations`."""
+    """`TurnConfig` has `max_length` too, and no `num_generations`; it says where its own setting differs."""
     page = SimpleNamespace(file=SimpleNamespace(src_uri="trainer.md"))
 
     table = load_hooks().on_page_markdown("<!-- peers -->", page)
 
     assert [name for name in peers() if f"`{name}`" not in table] == []
-    assert "| `max_length` | The same. | Write model.max_length. |" in table
-    assert "| `num_generations` | TurnTrainer plays no episodes" in table
+    assert "| `max_length` | The same. | Write `model.max_length`. |" in table
+    assert "| `num_generations` | None. | Write `explore.samples`, which" in table
+    assert "| `resume_from_checkpoint` | Give it to `TurnTrainer.train()`. | The same command" in table
+    assert "| `use_liger_kernel` | It needs `liger_kernel_config={'fused_linear" in table
+    assert re.search(r"\| `epsilon` \| .* write `loss=\{'name': 'ppo-clip', 'clip_low': 0.2\}`\. \|", table)
+    assert re.search(r"\| `eos_token`, `pad_token` \| [^|]* \| – \|", table)
 
 
 def test_the_site_leaves_out_scripts_and_their_caches():
