@@ -55,12 +55,11 @@ def reinforce(rows: list, row: dict, settings: dict) -> Fraction:
 
 def trloo(rows: list, row: dict, settings: dict) -> Fraction:
     """Return TRLOO's, with lambda = 1."""
-    gamma = F(str(settings.get("gamma", 1)))
     peers = [o["G"] for o in rows if o["t"] == row["t"] and o["i"] != row["i"]]
     if peers:
         return row["G"] - average(peers)
     others = average([o["G"] for o in rows if o["t"] == 0 and o["i"] != row["i"]])
-    return row["G"] - (others - row["collected"]) / gamma ** row["t"]
+    return row["G"] - (others - row["collected"])
 
 
 def anchor_rloo(rows: list, row: dict, settings: dict) -> Fraction:

@@ -198,3 +198,10 @@ def test_steps_are_a_unit_of_the_ledger():
     ledger = ledger_of({**counts, "too_long": 1, "steps": 3}, explored=1)
 
     assert (ledger["unit"], ledger["asked"], sum(ledger["bins"].values())) == ("steps", 3, 3)
+
+
+def test_a_branch_without_a_turn_of_its_own_is_not_compared():
+    """The turn limit cut it where it began."""
+    _, counts = pair_right_with_wrong([FAILURE], [ONWARD[1], branch(0.0, 1, number=5, truncated=True)])
+
+    assert nonzero(counts) == {"no_turns": 1, "kept": 2}

@@ -136,7 +136,7 @@ def parse(
         if mark and mark.default:
             values[key] = None if value is None else build_entry(mark, value, path, root=top)
         else:
-            values[key] = _value(hints.get(key, Any), value, path, top)
+            values[key] = _value(hints.get(key, Any), value, path, top, settings[key].default)
     passes = (ValueError, PerturnError) if guarded else (Exception,)
     try:
         with making(kind, f"{where}: ", passes):
@@ -252,15 +252,16 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 _made_once = lru_cache(maxsize=1000)(TypeAdapter)
 
 
-def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
-    """Convert one value to the type that its field declares."""
+def _value(hint: Any, value: Any, where: str, root: Any, default: Any = None) -> Any:
+    """Convert one value to the type that its field declares. A section keeps the field's default for other keys."""
     _refuse_infinite(value, where)
     for part in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(part) and isinstance(part, type):
             if isinstance(value, str) and hasattr(part, "shorthand"):
                 value = {part.shorthand: value}
             if isinstance(value, Mapping):
-                return parse(part, value, where, root=root)
+                kept = to_mapping(default) if type(default) is part else {}
+                return parse(part, {**kept, **value}, where, root=root)
     value = _typed(hint, value, where)
     try:
         found = _adapter(hint).validate_python(value)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound
+from perturn.bounds import NOT_NEGATIVE, Bound
 from perturn.credit.group_statistics import (
     GroupCredit,
     Normalization,
@@ -34,7 +34,8 @@ class GiGPO(GroupCredit):
     code.
     Differs: statistics over episodes run over trajectories; the code runs them over turns, as `steps` does. States are
     equal by `state_key`, not by text. Similar keys form connected components. The code compares a key with the first
-    key of a cluster, so its result depends on the order of the keys. All visits of a trajectory count, as in the code.
+    key of a cluster, so its result depends on the order of the keys. The similarity counts every letter; the code
+    ignores letters that are frequent in a key of 200 letters or more. All visits of a trajectory count, as in the code.
     A turn alone in its state and a trajectory alone in its group get 0. The credit is biased, since a baseline contains
     the turn itself and later turns of its trajectory.
     """
@@ -42,7 +43,7 @@ class GiGPO(GroupCredit):
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
     """Discount of the return G from one turn to the next, in [0, 1]."""
 
-    omega: Annotated[float, Bound(least=0)] = 1.0
+    omega: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the advantage within a state, A_S, without unit; >= 0."""
 
     normalize: Normalization = "mean"
@@ -53,9 +54,10 @@ class GiGPO(GroupCredit):
     trajectories weigh more, as in the published code."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None
-    """Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal."""
+    """Minimum similarity of two state keys that count as one state, in [0, 1]; None: keys must be equal. The
+    texts of the keys are compared. The keys of Perturn's environments are hashes, for which it has no effect."""
 
-    invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
+    invalid_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
     """Penalty of an invalid action, in units of reward; >= 0. It is subtracted from the turn's discounted return and
     from the turn's episode score."""
 

@@ -150,10 +150,10 @@ class GroupCredit:
 
 
 def by_task(group: Sequence[Trajectory]) -> list[list[int]]:
-    """Return one list per task: the indices of its trajectories in the group."""
-    members: dict[str, list[int]] = defaultdict(list)
+    """Return one list per task and policy: the indices of its trajectories in the group."""
+    members: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, trajectory in enumerate(group):
-        members[trajectory.task.id].append(i)
+        members[trajectory.task.id, trajectory.policy].append(i)
     return list(members.values())
 
 
@@ -311,7 +311,7 @@ def episode_advantages(
         Advantage of each turn `[trajectories][turns]`. With `normalize` std, it is 0 if the deviation is 0.
     """
     values = list(scores) if statistics == "trajectories" else [score for each in copies for score in each]
-    if len(values) < 2:
+    if min(len(scores), len(values)) < 2:
         keep = (1 / (1 + EPSILON) if normalize == "std" else 1.0) if singleton == "raw" else 0.0
         return [[score * keep for score in each] for each in copies]
     centre, spread = mean(values), deviation(values, std)
@@ -386,11 +386,12 @@ def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, st
         return key
 
     for one, other in combinations(keys, 2):
-        if root(one) != root(other) and _is_similar(SequenceMatcher(None, one, other), similarity):
+        if root(one) != root(other) and _is_similar(one, other, similarity):
             parent[max(root(one), root(other))] = min(root(one), root(other))
     return {key: root(key) for key in keys}
 
 
-def _is_similar(keys: SequenceMatcher[str], least: float) -> bool:
+def _is_similar(one: str, other: str, least: float) -> bool:
     """Return whether the similarity of two keys is at least `least`. Cheap upper bounds are tested first."""
+    keys = SequenceMatcher(None, one, other, autojunk=False)
     return keys.real_quick_ratio() >= least and keys.quick_ratio() >= least and keys.ratio() >= least

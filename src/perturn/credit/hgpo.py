@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound
+from perturn.bounds import NOT_NEGATIVE, Bound
 from perturn.credit.group_statistics import (
     EPSILON,
     GroupCredit,
@@ -17,6 +17,7 @@ from perturn.credit.group_statistics import (
 )
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.group import ROUNDING
 from perturn.types import Trajectory
 
 
@@ -27,8 +28,8 @@ class HGPO(GroupCredit):
         A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
 
     A_k is G_it = sum_j gamma^(j - t) r_ij minus the mean return of all turns with the same last k states. It is 0 if no
-    other turn has the same last k states. The mean leaves out every A_k that is 0. With `base_group`, the advantage of
-    the trajectory in its group counts as k = 0.
+    other turn has the same last k states. The mean leaves out every A_k that is 0, up to rounding. With `base_group`,
+    the advantage of the trajectory in its group counts as k = 0.
 
     Source: HGPO (hierarchy-of-groups policy optimization), the authors' recipe in verl-agent, `core_hgpo.py`.
     Differs: states are equal by `state_key`, not by text. As in the code, the base group takes its statistics over
@@ -41,7 +42,7 @@ class HGPO(GroupCredit):
     history: Annotated[int, Bound(least=0)] = 2
     """Number of earlier states in the longest comparison; >= 0. The largest k is `history` + 1."""
 
-    alpha: Annotated[float, Bound(least=0)] = 1.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     """Exponent of the weight (k + 1)^alpha of A_k, without unit; >= 0. 0: all k weigh the same."""
 
     normalize: Normalization = "mean"
@@ -75,5 +76,5 @@ class HGPO(GroupCredit):
 
 def _mean(levels: list[tuple[float, float]]) -> float:
     """Return the weighted mean of the nonzero advantages, given (weight, advantage) pairs."""
-    counted = [(weight, advantage) for weight, advantage in levels if advantage]
+    counted = [(weight, advantage) for weight, advantage in levels if abs(advantage) > ROUNDING]
     return sum(w * a for w, a in counted) / (sum(w for w, _ in counted) + EPSILON)

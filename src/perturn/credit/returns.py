@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound, OneOf, bounded
+from perturn.bounds import NOT_NEGATIVE, OneOf, bounded
 from perturn.types import Status, Trajectory, unfinished
 
 Numbers = list[list[float]]
@@ -36,7 +36,7 @@ class Return:
     """Rewards to count. turns: the environment's reward at each turn. outcome: their sum, at the last turn. success: 1
     or 0, at the last turn. An UNFINISHED episode has no outcome or success yet, so it gets 0."""
 
-    invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
+    invalid_penalty: Annotated[float, NOT_NEGATIVE] = 0.0
     """Penalty subtracted from the reward of each turn whose action was invalid, in units of reward; >= 0."""
 
     def __call__(self, group: Sequence[Trajectory]) -> Numbers:

@@ -40,7 +40,7 @@ class RLOO(GroupCredit):
         scores = [sum(of_one) for of_one in rewards]
         times = [1 if self.statistics == "trajectories" else len(of_one) for of_one in rewards]
         count, total = sum(times), fsum(s * n for s, n in zip(scores, times, strict=True))
-        if count < 2:
+        if min(len(scores), count) < 2:
             keep = 1.0 if self.singleton == "raw" else 0.0
             return [[keep * score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
         return [

@@ -52,6 +52,8 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
 
     The sums run in the same order as in `TurnLogprobs`, so both agree to the last bit.
     """
+    if not turns:
+        return torch.zeros(0)
     counts = torch.tensor([len(turn) for turn in turns])
     turn_index = torch.arange(len(turns)).repeat_interleave(counts)
     tokens = torch.cat(list(turns))

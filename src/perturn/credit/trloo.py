@@ -24,8 +24,8 @@ class TRLOO(GroupCredit):
 
     Source: "Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations", whose abstract names the
     turn-level leave-one-out and the bias of a group that contains the turn itself.
-    Differs: the abstract does not cover turns that no other trajectory reached. Their b_it is (mean return of the other
-    trajectories minus the reward collected before t) / gamma^t, which keeps the credit unbiased. `lam` below 1 mixes in
+    Differs: the abstract does not cover turns that no other trajectory reached. Their b_it is the mean G_j0 of the
+    other trajectories minus sum_(k < t) gamma^k r_ik. It depends on no action from turn t on. `lam` below 1 mixes in
     the baseline of the next turn, as in GAE; this is Perturn's addition. The abstract has gamma = 1. For a smaller
     gamma, the credit omits the factor gamma^t of the discounted objective. A trajectory alone in its group gets 0.
     """
@@ -61,6 +61,6 @@ class TRLOO(GroupCredit):
         """Return the baseline b_it of each turn of one trajectory, in units of reward [turns]."""
         collected, found = 0.0, []
         for t, reward in enumerate(rewards):
-            found.append(same[t].get(i, (others - collected) / self.gamma**t))
+            found.append(same[t].get(i, others - collected))
             collected += self.gamma**t * reward
         return found

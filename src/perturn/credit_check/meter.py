@@ -115,7 +115,8 @@ def tree_estimates(
     """
     if credit.needs:
         raise ValueError(
-            f"{type(credit).__name__} trains on branches and needs {', '.join(sorted(names_of(credit.needs)))}."
+            f"{type(credit).__name__} trains on branches and needs {', '.join(sorted(names_of(credit.needs)))}, so it "
+            "cannot be measured. Measure a setting that needs nothing, such as by=reward of slate."
         )
     estimates, chances, dtypes = [], [], set()
     for group, members, chance in list_groups(episodes, list_trees(episodes, every, samples), size):

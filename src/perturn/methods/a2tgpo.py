@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.extend import Answer, Bound, Needs, OneOf, Trajectory
+from perturn.extend import NOT_NEGATIVE, Answer, Bound, Needs, OneOf, Trajectory
 from perturn.extend.tensors import (
     GAINS,
     Answers,
@@ -54,7 +54,7 @@ class A2TGPO(GroupCredit):
 
     needs: ClassVar[Needs] = (Answer(last_gain=False),)
 
-    alpha: Annotated[float, Bound(least=0)] = 0.3
+    alpha: Annotated[float, NOT_NEGATIVE] = 0.3
     """Weight of the gains relative to the outcome, without unit; >= 0."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from perturn.extend import (
     ANY_BRANCHES,
-    Bound,
+    NOT_NEGATIVE,
     Made,
     Need,
     Paired,
@@ -56,7 +56,7 @@ class DropPairs:
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
-    threshold: Annotated[float, Bound(least=0)] = 0.4
+    threshold: Annotated[float, NOT_NEGATIVE] = 0.4
     """Threshold that two numbers must exceed, in units of reward; >= 0: the drop of the mean score at a step, and the
     score difference of a pair."""
     length: Literal["episode", "turn"] = "episode"

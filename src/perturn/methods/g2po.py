@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.extend import Bound, Trajectory
+from perturn.extend import NOT_NEGATIVE, Bound, Trajectory
 from perturn.extend.tensors import (
     CreditTraits,
     GroupCredit,
@@ -37,13 +37,15 @@ class G2PO(GroupCredit):
     Differs: the environment decides what a success is. The code requires a score of exactly 10, so with another scale
     of rewards a success counts as a failure. Statistics of A_E run over trajectories; the code's default is `steps`.
     The source's penalty of 0.1 goes with a success worth 10. If a success is worth 1, `invalid_penalty: 0.01` has the
-    same effect. States are equal by `state_key`; a turn without a state key is a state of its own.
+    same effect. States are equal by `state_key`; a turn without a state key is a state of its own. As in the
+    code, V after a failure is 0. So scores must not be negative: a failure with a negative score would gain by its last
+    turn. `returns.invalid_penalty` can make scores negative; `invalid_penalty` cannot.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
     """Discount of a state's value by the turns left, in [0, 1]."""
 
-    omega: Annotated[float, Bound(least=0)] = 1.0
+    omega: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the states' values, without unit; >= 0."""
 
     normalize: Normalization = "mean"
@@ -53,7 +55,7 @@ class G2PO(GroupCredit):
     """Unit of the statistics. trajectories: each trajectory counts once. steps: each turn counts once, so long
     trajectories weigh more, as in the published code."""
 
-    invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
+    invalid_penalty: Annotated[float, NOT_NEGATIVE] = 0.1
     """Penalty of an invalid action, in units of reward; >= 0. It is subtracted from V(next) and from the episode score
     of the turn."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from perturn.extend import Bound, Trajectory
+from perturn.extend import NOT_NEGATIVE, Bound, Trajectory
 from perturn.extend.tensors import (
     GroupCredit,
     Numbers,
@@ -49,10 +49,10 @@ class GraphGPO(GroupCredit):
     success_reward: Annotated[float, Bound(above=0)] = 10.0
     """Value C of a success, in units of reward; > 0."""
 
-    beta_episode: Annotated[float, Bound(least=0)] = 1.0
+    beta_episode: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of A_E, without unit; >= 0."""
 
-    beta_graph: Annotated[float, Bound(least=0)] = 1.0
+    beta_graph: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of A_G, without unit; >= 0."""
 
     returns: Return = field(default=Return(invalid_penalty=0.1), kw_only=True)

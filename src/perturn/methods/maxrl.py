@@ -18,10 +18,22 @@ class MaxRL(GroupCredit):
     is negative by rounding alone counts as 0.
     """
 
+    def __post_init__(self) -> None:
+        """Reject a penalty, which makes scores negative."""
+        super().__post_init__()
+        if self.returns.invalid_penalty:
+            raise ValueError(
+                "returns.invalid_penalty must be 0, since maxrl needs scores >= 0; leave the penalty out, or name "
+                "another credit, such as grpo."
+            )
+
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]
         if min(scores) < -ROUNDING:
-            raise ValueError(f"maxrl needs scores >= 0, got {min(scores)} for task {group[0].task.id!r:.80}.")
+            raise ValueError(
+                f"maxrl needs scores >= 0, got {min(scores)} for task {group[0].task.id!r:.80}. Set "
+                "returns.rewards=success, or name another credit, such as grpo."
+            )
         scores = [max(score, 0.0) for score in scores]
         centre = mean(scores)
         return [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
+from perturn.extend import MODEL, NOT_NEGATIVE, Bound, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
     LOG_RATIO_REDUCTIONS,
     Deviation,
@@ -43,7 +43,7 @@ class OPRL(GroupCredit):
     trajectory has no implicit rewards, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
-    alpha: Annotated[float, Bound(least=0)] = 1.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the implicit rewards relative to the outcome, without unit; >= 0. At 0 the credit equals `grpo`."""
 
     step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0

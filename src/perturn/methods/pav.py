@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import Bound, BranchReturns, Needs, Trajectory
+from perturn.extend import NOT_NEGATIVE, BranchReturns, Needs, Trajectory
 from perturn.extend.tensors import (
     PLAYED,
     BranchValues,
@@ -54,7 +54,7 @@ class PAV(GroupCredit):
     alpha is not known. A trajectory alone in its group gets 0. Returns are not discounted.
     """
 
-    alpha: Annotated[float, Bound(least=0)] = 1.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of A^mu relative to the outcome, without unit; >= 0. At 0 the credit equals `rloo`."""
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.extend import Bound, Trajectory
+from perturn.extend import NOT_NEGATIVE, Bound, Trajectory
 from perturn.extend.tensors import (
     CreditTraits,
     GroupCredit,
@@ -36,10 +36,10 @@ class PGPO(GroupCredit):
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
-    alpha: Annotated[float, Bound(least=0)] = 2.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 2.0
     """Exponent of the share of failures 1 - p, without unit; >= 0."""
 
-    beta: Annotated[float, Bound(least=0)] = 1.0
+    beta: Annotated[float, NOT_NEGATIVE] = 1.0
     """Weight of the change in potential, without unit; >= 0."""
 
     normalize: Normalization = "std"

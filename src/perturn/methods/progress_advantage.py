@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
+from perturn.extend import MODEL, NOT_NEGATIVE, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
     LOG_RATIO_REDUCTIONS,
     CreditTraits,
@@ -39,7 +39,7 @@ class ProgressAdvantage(GroupCredit):
     0.
     """
 
-    alpha: Annotated[float, Bound(least=0)] = 0.1
+    alpha: Annotated[float, NOT_NEGATIVE] = 0.1
     """Weight of z relative to the outcome; >= 0. At 0 the credit equals `rloo`."""
 
     outcome: bool = True

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from perturn.extend import (
     COUNT,
+    NOT_NEGATIVE,
     Bound,
     ExploredBrancher,
     ExploreInputs,
@@ -38,7 +39,7 @@ class EntropyBranches(ExploredBrancher):
     """Maximum number of branching turns of an episode."""
     chance: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Probability of a branch at a turn with the entropy of the first turn, in [0, 1]."""
-    gain: Annotated[float, Bound(least=0)] = 0.2
+    gain: Annotated[float, NOT_NEGATIVE] = 0.2
     """Increase of this probability for an increase of the entropy by log(vocabulary), its largest possible value."""
     policy: Prover | None = None
     """Policy that plays the branches. base: the base model of the run. sft: the policy after SFT. None: the policy that

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.extend import Bound, Need, Needs, Trajectory
+from perturn.extend import NOT_NEGATIVE, Bound, Need, Needs, Trajectory
 from perturn.extend.tensors import (
     Deviation,
     GroupCredit,
@@ -74,7 +74,7 @@ class InfoPO(GroupCredit):
     is left out, since z has this property with `normalize` std. A trajectory alone in its group gets 0.
     """
 
-    beta: Annotated[float, Bound(least=0)] = 0.5
+    beta: Annotated[float, NOT_NEGATIVE] = 0.5
     """Weight of z relative to the outcome; >= 0. The gate (see `gate`) then multiplies it by at most 0.5."""
 
     temperature: Annotated[float, Bound(above=0)] = 0.05

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from perturn.extend import (
     ANY_BRANCHES,
+    NOT_NEGATIVE,
     Bound,
     Made,
     Need,
@@ -62,7 +63,7 @@ class StepPairs:
     )
     needs: ClassVar[tuple[Need, ...]] = ()
 
-    threshold: Annotated[float, Bound(least=0)] = 0.4
+    threshold: Annotated[float, NOT_NEGATIVE] = 0.4
     """Difference that a pair must exceed, in total reward and in the value of a step, in units of reward; >= 0. The
     paper uses 0.5."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from perturn.extend import (
     COUNT,
+    NOT_NEGATIVE,
     SEVERAL,
-    Bound,
     ExploreInputs,
     Explorer,
     ExplorerTraits,
@@ -41,7 +41,7 @@ class Mcts(Explorer):
     """Number of episodes of a tree, in addition to the explored episode. They are played one after another."""
     width: Annotated[int, SEVERAL] = 3
     """Number of actions to sample at a node before the search descends to one of its children."""
-    exploration: Annotated[float, Bound(least=0)] = 1.0
+    exploration: Annotated[float, NOT_NEGATIVE] = 1.0
     """Exploration constant of UCT, in units of reward; >= 0. A larger value favors children with few visits."""
     of: Of = "all"
     """Explored episodes from which trees are grown. all: all episodes. failures: episodes that did not solve their

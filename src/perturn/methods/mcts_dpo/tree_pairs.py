@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from perturn.extend import (
     ANY_BRANCHES,
-    Bound,
+    NOT_NEGATIVE,
     Made,
     Need,
     Node,
@@ -51,7 +51,7 @@ class TreePairs:
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=frozenset({"tree"}), takes=ANY_BRANCHES)
     needs: ClassVar[tuple[Need, ...]] = ()
 
-    threshold: Annotated[float, Bound(least=0)] = 0.4
+    threshold: Annotated[float, NOT_NEGATIVE] = 0.4
     """Difference in value that the two steps of a pair must exceed, in units of reward; >= 0."""
 
     def __call__(self, inputs: RowInputs) -> Made:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.extend import Bound, Need, Needs, Returns, Trajectory, failed
+from perturn.extend import NOT_NEGATIVE, Need, Needs, Returns, Trajectory, failed
 from perturn.extend.tensors import (
     CreditTraits,
     GroupCredit,
@@ -119,7 +119,7 @@ class SPA(GroupCredit):
     not discounted.
     """
 
-    grounding: Annotated[float, Bound(least=0)] = 0.0
+    grounding: Annotated[float, NOT_NEGATIVE] = 0.0
     """Bonus for each valid action, in units of reward; >= 0. The default is 0 and not the paper's 0.5, which rewards
     long episodes: ten more turns earn more than a success of reward 1. `returns.invalid_penalty` also separates valid
     from invalid actions, without rewarding turns."""

@@ -109,8 +109,9 @@ def pair_right_with_wrong(
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
         for turn in sorted(by_turn):
             group = [one, *by_turn[turn]]
-            ended = [each for each in group if not failed(each)]
-            counts["failed"] += len(group) - len(ended)
+            ended = [each for each in group if not failed(each) and len(each.turns) > turn]
+            counts["failed"] += sum(map(failed, group))
+            counts["no_turns"] += sum(not failed(each) for each in group) - len(ended)
             right = sorted((each for each in ended if not _is_wrong(each, turn)), key=lambda one: -score(one))
             wrong = sorted((each for each in ended if _is_wrong(each, turn)), key=score)
             counts["alone"] += abs(len(right) - len(wrong))
