@@ -173,6 +173,8 @@ def test_a_few_failed_continuations_are_not_played_again(run, monkeypatch):
     measure_run(run, WANTED)
 
     assert '"failed"' in lines[0]
+    assert forecast_run(run, WANTED).to_play == 0
+    file.unlink()
 
 
 def test_the_recipes_own_credit_is_measured_with_all(run, monkeypatch, tmp_path):

@@ -74,9 +74,7 @@ def forecast(
         wanted: Half-width of the 95 % interval of an advantage, in units of reward.
     """
     points = set(plan.points)
-    own = [
-        one for one in done if one.point in points and one.number < continuations and one.outcome != "failed"
-    ]
+    own = [one for one in done if one.point in points and one.number < continuations]
     pilot = returns_of(own).values()
     from_pilot = sum(map(len, pilot)) >= PILOT
     groups = pilot if from_pilot else _by_task(explored)
