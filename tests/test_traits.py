@@ -27,7 +27,7 @@ _BORDER = "an entry of a package before its members are checked, which may lack 
 
 ALLOWED = {
     "config/outside_files.py:_of_needs": "a class of the user's, which may lack needs and is checked later",
-    "api/row_making.py:make_rows": "an argument, which may be a row maker, its name or a section",
+    "api/row_making.py:_maker": "an argument, which may be a row maker, its name or a section",
     "audit/dataset_audit.py:audit": _MODEL,
     "bounds.py:bounded": "a dataclass, which may have checks of its own",
     "bounds.py:marks": "a type hint",

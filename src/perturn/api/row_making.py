@@ -55,8 +55,7 @@ def make_rows(
             `explored` or `experts`.
         credit: Credit that weighs rows of groups: a credit, its name, or a section `credit`.
         seed: Seed of random choices.
-        keep_no_spread: Whether to keep episodes of groups whose weights are all 0. A run keeps them if its loss has a
-            KL term, in which alone they count.
+        keep_no_spread: Whether to keep groups whose weights are all 0. They count only in a KL term of the loss.
         weighing: Further arguments of `weigh`, for rows of groups.
 
     Returns:
@@ -65,9 +64,7 @@ def make_rows(
     Raises:
         ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
-    own = not isinstance(rows, str | Mapping | type) and "traits" in dir(rows)
-    maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
-    check_row_maker(maker)
+    maker = _maker(rows)
     traits, name = maker.traits, type(maker).__name__
     grouped = traits.makes == "groups"
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
@@ -75,9 +72,8 @@ def make_rows(
     if branches is None:
         episodes, branches = _without_branches(episodes, experts)
     branches = trajectories_in(branches, "branches")
-    _check_weighing(
-        maker, credit, weighing | ({"keep_no_spread": True} if keep_no_spread and not grouped else {})
-    )
+    kept = {"keep_no_spread": True} if keep_no_spread else {}
+    _check_weighing(maker, credit, weighing | kept)
     _check_episodes(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)
     made = rows_made(
@@ -95,10 +91,17 @@ def make_rows(
     bins = {"trained", "no_spread"} if keep_no_spread else {"trained"}
     found = list(made.rows) if not grouped else _trained(made, traits, bins, credit, weighing)
     if not found:
-        _logger.warning(
-            "%s: of %d episodes, none became a row: %s", name, len(episodes), made.lacks or dict(made.counts)
-        )
+        why = made.lacks or dict(made.counts)
+        _logger.warning("%s: of %d episodes, none became a row: %s", name, len(episodes), why)
     return found
+
+
+def _maker(rows: Any) -> Any:
+    """Return a row maker, given an object, its name, or a section `rows`."""
+    own = not isinstance(rows, str | Mapping | type) and "traits" in dir(rows)
+    maker = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
+    check_row_maker(maker)
+    return maker
 
 
 def _without_branches(

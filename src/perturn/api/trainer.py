@@ -145,10 +145,7 @@ class Trainer:
         credit_section = None if config.credit is None else section(config.credit, "credit")
         loss_and_credit(section(config.loss, "loss"), credit_section)
         if not isinstance(model, str | Path) or config.chat_template is not None:
-            own = tokenizer_of(str(model) if isinstance(model, Path) else model, tokenizer)
-            self.tokenizer = (
-                own if config.chat_template is None else Renderer(own, config.chat_template).tokenizer
-            )
+            self.tokenizer = _tokenizer(model, tokenizer, config.chat_template)
 
     def _config(self) -> TurnConfig:
         """Return the training settings of the current iteration."""
@@ -192,6 +189,12 @@ class Trainer:
         self._state.mkdir(exist_ok=True)
         trainer._save_optimizer_and_scheduler(str(self._state))
         return _means(trainer.state.log_history)
+
+
+def _tokenizer(model: Any, given: Any, chat_template: str | None) -> Any:
+    """Return the tokenizer of a model, with the chat template of its training."""
+    own = tokenizer_of(str(model) if isinstance(model, Path) else model, given)
+    return own if chat_template is None else Renderer(own, chat_template).tokenizer
 
 
 def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
