@@ -3,10 +3,12 @@
 import threading
 import time
 
+import pytest
+
 from episodes.counting import PROTOCOL, Counter, Script, jobs, up
 from perturn.episodes.play_many import play
 from perturn.episodes.world_threads import Workers
-from perturn.types import Sampling
+from perturn.types import Sampling, Status
 
 
 def test_plays_that_share_slots_have_no_more_worlds_than_slots():
@@ -50,3 +52,23 @@ def test_a_play_that_ends_while_it_waits_for_a_slot_makes_no_world():
 
     assert worlds == []
     assert slots.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(("failures", "succeeds"), [(1, True), (9, False)])
+def test_a_replacement_that_cannot_be_made_fails_or_replays_its_episode(failures, succeeds):
+    """The run goes on; the episode counts as one whose world was lost."""
+    ports, worlds = [OSError("no port is free")] * failures, []
+
+    def make():
+        if worlds and ports:
+            raise ports.pop()
+        return Counter(worlds)
+
+    how = {"protocol": PROTOCOL, "sampling": Sampling(), "concurrency": 1, "retries": 1}
+    broken, found = play(jobs("broken", "a"), Script(up), make, **how)
+
+    assert broken.status is Status.FAILED
+    assert found.success is succeeds
+    assert succeeds or found.error.startswith(
+        "WorldLost: no new environment could be made: OSError: no port is free"
+    )

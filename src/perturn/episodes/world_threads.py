@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Semaphore
 
 from perturn.episodes.episode import Episode, Job
-from perturn.errors import BystanderLost, EngineFailure, WorldLost
+from perturn.errors import BystanderLost, EngineFailure, RunError, WorldLost
 from perturn.faults import close_world
-from perturn.types import Action, Environment, Prompt, Status, Trajectory
+from perturn.io.plain_data import named_error
+from perturn.types import Action, Environment, Observation, Prompt, Status, Task, Trajectory
 
 _logger = logging.getLogger(__name__)
 
@@ -142,6 +143,25 @@ class _Stopped(Exception):
     """Raised in a worker whose episode is no longer wanted."""
 
 
+class _NotMade:
+    """Stands in for an environment that could not be made; its `reset` raises `WorldLost`."""
+
+    def __init__(self, name: str, why: BaseException) -> None:
+        self.name, self._why = name, why
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        raise WorldLost(f"no new environment could be made: {named_error(self._why)}") from self._why
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return ()
+
+    def step(self, action: str) -> Observation:
+        return self.reset(Task(""), 0)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Worker:
     """A thread that plays one episode after another, in one environment at a time."""
 
@@ -149,6 +169,7 @@ class Worker:
         self.inbox: SimpleQueue[Job | Action | EngineFailure | None] = SimpleQueue()
         self._workers = workers
         self._env: Environment | None = None
+        self._name: str | None = None
         self.took: float | None = None
         """Seconds of the environment's last step; None before the first step."""
         self.thread = threading.Thread(target=self._work, name="world", daemon=True)
@@ -173,7 +194,7 @@ class Worker:
     def _play(self, job: Job) -> Trajectory:
         """Play one episode. The next episode uses the same environment unless this episode FAILED."""
         if self._env is None:
-            self._env = self._workers.make()
+            self._env = self._open()
         steps = self._workers.start(self._env, job)
         self.took = None
         try:
@@ -194,6 +215,19 @@ class Worker:
         if trajectory.status is Status.FAILED:
             self._leave()
         return trajectory
+
+    def _open(self) -> Environment:
+        """Make an environment. An error ends the run if it is the worker's first environment, else only an episode."""
+        try:
+            env = self._workers.make()
+        except (RunError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if self._name is None:
+                raise
+            return _NotMade(self._name, error)
+        self._name = env.name
+        return env
 
     def _leave(self) -> None:
         """Close the environment, if there is one."""
