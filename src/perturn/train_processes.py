@@ -89,12 +89,15 @@ def any_of(claim: bool) -> bool:
     return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))
 
 
-def leave() -> NoReturn:
+def leave(code: int = 0) -> NoReturn:
     """End this process once its work is written, without taking the interpreter down.
 
-    The model may keep the process group and its threads alive until then, and C++ aborts if they are destroyed.
+    The model may keep the process group and its threads alive until then, and C++ aborts if they are destroyed. After
+    an error (`code` is not 0) the process group is not destroyed either: with NCCL, that waits for the other processes,
+    which may wait for this one.
     """
-    atexit._run_exitfuncs()
+    if code == 0:
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)

@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.config.recipe import read_recipe
 from perturn.config.stages import stages
 from perturn.errors import ConfigError, ModelError, RunError
 from perturn.policy.packing import Filled
@@ -21,6 +22,7 @@ from perturn.run.execute import open_run, run_stages
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
 from perturn.run.launch.training_process import is_driven
+from perturn.run.stages.training_checks import check_training
 from support.processes import Started
 from support.trainings import write_training
 
@@ -140,17 +142,17 @@ import atexit, threading
 from perturn.train_processes import leave
 atexit.register(print, "cleaned")
 threading.Thread(target=threading.Event().wait).start()  # the interpreter would wait for it
-leave()
+leave({code})
 """
 
 
-def test_a_process_that_is_done_leaves_threads_behind():
-    """Nothing takes the interpreter down, but functions that wait for the exit are called."""
-    ended = subprocess.run(
-        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize(("code", "said"), [(0, "cleaned\n"), (1, "")])
+def test_a_process_that_is_done_leaves_threads_behind(code, said):
+    """Functions for the exit run only without an error: to destroy a process group waits for the other processes."""
+    command = [sys.executable, "-c", LEAVING.format(code=code)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert (ended.returncode, ended.stdout) == (0, "cleaned\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (code, said), ended.stderr
 
 
 @pytest.mark.slow
@@ -313,6 +315,23 @@ def test_the_driver_returns_the_counts_and_raises_what_a_process_raised(tmp_path
         ended(tmp_path, 1, error={"kind": "RuntimeError", "message": "reset by peer"}, log=KILLED)
     with pytest.raises(RunError, match=r"failed: KeyError: 'x'.*the same command goes on"):
         ended(tmp_path, 1, error={"kind": "KeyError", "message": "'x'"})
+
+
+def test_lines_of_a_growing_file_are_counted_once(tmp_path):
+    """A file that a resumed training has shortened is counted anew."""
+    lines, file = driver._Lines(tmp_path / "align.jsonl"), tmp_path / "align.jsonl"
+    counts = []
+    for text in ("{}\n{}\n{", "{}\n{}\n{}\n", "{}\n"):
+        file.write_text(text)
+        counts.append(lines.count())
+
+    assert counts == [2, 3, 1]
+
+
+def test_minibatches_take_any_number_of_processes():
+    """They replace the batch size, so its default of 4 rows need not be a multiple of 3 processes."""
+    recipe = Path(__file__).parents[2] / "recipes/alfworld_gigpo.yaml"
+    check_training(read_recipe(recipe, ["sft=null", "launch.processes=3"]))
 
 
 def test_torchrun_keeps_its_files_in_the_folder_of_the_launch(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from typing import NoReturn
 
 from perturn.cli import (  # noqa: F401  each registers its commands
     credit_commands,
@@ -23,6 +25,7 @@ from perturn.errors import PerturnError
 from perturn.io.atomic_write import is_storage_error, storage_error
 from perturn.io.plain_data import named_error
 from perturn.io.user_code import own_line
+from perturn.train_processes import leave, world_size
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
@@ -48,7 +51,7 @@ def main() -> None:
             error = storage_error(error.filename or "a file", error)
         notices.quiet = False  # of several processes, this may be the only one that failed
         _say(str(error))
-        raise SystemExit(2) from None
+        _fail()
     except (KeyboardInterrupt, SystemExit) as ended:
         if getattr(ended, "code", STOPPED) != STOPPED:
             raise
@@ -58,10 +61,20 @@ def main() -> None:
         raise SystemExit(STOPPED) from None
     except Exception as error:
         if not (line := own_line(error)):
+            if world_size() > 1:
+                traceback.print_exc()
+                leave(1)
             raise
         notices.quiet = False
         _say(f"{named_error(error)}{line}; correct this line.")
-        raise SystemExit(2) from error
+        _fail()
+
+
+def _fail() -> NoReturn:
+    """Exit with code 2; one of several training processes does not wait for the others."""
+    if world_size() > 1:
+        leave(2)
+    raise SystemExit(2) from None
 
 
 def _say(text: str) -> None:

@@ -142,7 +142,8 @@ class InProcess:
     async def label(self, version: str) -> None:
         """Drop all cached keys and values, and label later tokens with a version."""
         with self._alive():
-            await self._llm.reset_prefix_cache()
+            if await self._llm.reset_prefix_cache() is False:
+                raise RunError("vLLM still answers while its weights are replaced; the same command goes on.")
             await self._llm.update_weight_version(version)
 
     async def pause(self) -> None:

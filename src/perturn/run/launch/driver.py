@@ -57,7 +57,7 @@ def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
     with _started(run, stage, files) as torchrun, at_work(f"training {stage.policy}") as shown:
         run.follow(lambda: shown.seconds_left)
         with Stopping(lambda notice: setattr(shown, "what", notice)) as stopping:
-            metrics = run.paths.metrics(stage.name)
+            metrics = _Lines(run.paths.metrics(stage.name))
             while torchrun.poll() is None:
                 time.sleep(_PAUSE)
                 if stopping.asked:
@@ -103,14 +103,33 @@ def _command(processes: int, files: LaunchFiles, stage: Stage) -> list[str]:
     return [*command, "-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
 
 
-def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:
+class _Lines:
+    """Counts the lines of a growing file; each count reads only what is new."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._lines = self._bytes = 0
+
+    def count(self) -> int:
+        """Return the number of lines. A file that has become shorter is counted anew."""
+        with self.file.open("rb") as stream:
+            if stream.seek(0, os.SEEK_END) < self._bytes:
+                self._lines = self._bytes = 0
+            stream.seek(self._bytes)
+            new = stream.read()
+        self._lines += new.count(b"\n")
+        self._bytes += len(new)
+        return self._lines
+
+
+def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: _Lines) -> None:
     """Show the number of finished steps, once the processes have reported the total."""
     with suppress(FileNotFoundError):
-        done = metrics.read_bytes().count(b"\n")
+        done = metrics.count()
         if shown.total is None:
             steps = json.loads(files.steps.read_text())
             shown.expect(steps["total"], steps["done"], "steps")
-            run.expect(metrics, steps["total"], steps["done"], "steps")
+            run.expect(metrics.file, steps["total"], steps["done"], "steps")
         shown.done = done
 
 

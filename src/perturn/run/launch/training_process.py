@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import psutil
@@ -42,11 +43,12 @@ def main(folder: Path, name: str) -> None:
             counts = train_rows(session, stage, lambda **steps: _say(files.steps, steps), files.stop.exists)
     except KeyboardInterrupt:  # the driver asked for it, and a checkpoint is written
         return
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  the driver raises it
         if not files.error.exists():
             message = str(error) if isinstance(error, PerturnError) else error_text(error)
             write_whole(files.error, json.dumps({"kind": type(error).__name__, "message": message}) + "\n")
-        raise
+        traceback.print_exc()
+        leave(1)
     _say(files.counts, counts)
 
 

@@ -11,7 +11,7 @@ import torch
 from perturn.chat.templates import chat_template
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.row_maker_settings import row_makers
-from perturn.config.sections import Train
+from perturn.config.sections import Align, Train
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError, check_fit, within
 from perturn.losses import LOSSES
@@ -100,7 +100,12 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
-    own["per_device_train_batch_size"] = share_of(settings.batch_size, recipe.launch.processes)
+    dealt = (
+        isinstance(settings, Align) and settings.minibatches is not None
+    )  # then `continue_training` sets the size
+    own["per_device_train_batch_size"] = (
+        1 if dealt else share_of(settings.batch_size, recipe.launch.processes)
+    )
     own["max_grad_norm"] = settings.max_grad_norm or 0.0  # 0 means never in transformers
     own.setdefault("seed", recipe.seed)
     if recipe.launch.sharding == "fsdp2" and world_size() > 1:
