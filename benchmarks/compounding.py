@@ -1,12 +1,12 @@
 """Do errors compound? Rows and tables of docs/results/mechanism.md, "Compounding errors".
 
-    python benchmarks/compounding.py measure studies/results/control/runs   # replays the study's episodes
-    python benchmarks/compounding.py tables                                 # from the rows
+    python benchmarks/compounding.py measure mine/control/runs   # replays the study's episodes
+    python benchmarks/compounding.py tables                      # from the rows
 
-`measure` reads the episodes that `perturn study studies/control.yaml` recorded, and measures the distance to a success
-(`searching`) around each turn. In studies/results/mechanism it writes errors-greedy.parquet (the scored episodes of the
-400 held-out games) and errors-sampled.parquet (the explored episodes of tlm-DRE's first and last iterations). `tables`
-writes errors.json there, and prints the tables.
+`measure` reads the episodes of `perturn study studies/control.yaml output=mine`, and measures the distance to a success
+(`searching`) around each turn. In studies/results/mechanism it writes errors-greedy.parquet (the scored
+episodes of the 400 held-out games) and errors-sampled.parquet (the explored episodes of tlm-DRE's first and last
+iterations). `tables` writes errors.json there, and prints the tables.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/report.py --episodes 10000 --repeats 5
 
 The run is synthetic. Its ReAct episodes have 5 to 20 turns, with about 300 characters per observation, token ids and
-log-probabilities. The benchmark needs playwright and chromium (see CONTRIBUTING.md).
+log-probabilities. The benchmark needs `pip install ".[browser]"` and `playwright install
+chromium`.
 """
 
 from __future__ import annotations

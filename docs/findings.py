@@ -44,7 +44,7 @@ def against(study: str, other: str, *methods: str) -> list[Key]:
     return [(study, method, other) for method in methods]
 
 
-PAIRS = ("dpo", "eto-3", "tlm-dre", "dmpo", "dil", "tlm-dpo", "kto")
+PAIRS = ("dpo", "eto-3", "tlm-dre", "dmpo", "dil", "tlm-dpo")
 SIBLINGS = ("dpo", "dmpo", "dil", "tlm-dpo")
 PRETRAINED = (
     *against("scienceworld", "sft", "dpo", "dmpo", "tlm-dre", "rft"),
@@ -55,7 +55,10 @@ FINDINGS = (
     Finding(
         "expert",
         "Offline, training on an expert's corrections of the policy's own failures gains over SFT.",
-        against("offline", "sft", "oec", "rft", "nat", "coh", "sft-2100", "correction-dpo"),
+        [
+            *against("offline", "sft", "oec", "rft", "nat", "coh", "kto", "sft-2100", "correction-dpo"),
+            ("takeover", "oec", "sft"),
+        ],
         [("Learning offline", "offline"), ("Corrections by an expert", "takeover")],
         {("offline", "oec", "sft"): "above"},
         {"oec": "on-policy expert corrections", "sft-2100": "SFT on 600 more expert episodes"},
@@ -114,8 +117,8 @@ FINDINGS = (
     ),
     Finding(
         "anew",
-        "On these bases, DPO on the policy's own pairs scores higher with new episodes in each iteration than with as "
-        "many of one exploration.",
+        "On five bases, DPO on the policy's own pairs scores higher with new episodes in each iteration than with as "
+        "many episodes of one exploration.",
         [
             ("online", "dpo", "dpo-once"),
             ("online", "rloo", "rloo-once"),
@@ -170,8 +173,8 @@ FINDINGS = (
     ),
     Finding(
         "values",
-        "A value head chooses finished episodes, as their length alone does; it is not seen to help among single "
-        "actions.",
+        "Among eight episodes, a value head chooses successes, and so does the shortest length; among single actions, "
+        "the value head is not seen to help.",
         [
             *against("choose", "sampled", "value-8", "rerank-value-4"),
             *against("choose", "dpo-sampled", "implicit-8", "rerank-implicit-4"),
@@ -205,9 +208,10 @@ star marks a primary comparison of a study. Its interval is wider, so that all p
 95 % of studies. The vertical line is at no difference. The linked pages have numbers, protocols, p-values and the
 claims of the papers. [Verdicts](verdicts.md) explains the statistics and their error rates.
 
-Studies ran on two CPU cores, one of them on 16. Unless a finding names another model, the policy is [the
+Studies ran on two CPU cores, except for one study on 16 cores. Unless a finding names another model, the policy is [the
 laboratory's](how-to/laboratory.md), with 0.9M parameters, on ALFWorld's games. A gain that is not seen here may
-exist for a model of 7B.
+exist for a model of 7B. Studies of ALFWorld need its games: set `ALFWORLD_DATA` to [their
+folder](environments.md#the-games) before you run a command of their pages.
 """
 _PAGES = """
 ## All pages

@@ -13,9 +13,9 @@ from perturn.display.progress_bars import at_work
 
 @command(
     "study",
-    "studies/lab.yaml --dry-run",
-    "studies/lab.yaml",
-    "studies/lab.yaml seeds=[0,1] tune.tasks.n=50 --workers 2",
+    "studies/lab.yaml output=runs --dry-run",
+    "studies/lab.yaml output=runs",
+    "studies/lab.yaml output=runs seeds=[0,1,2] --workers 2",
     codes="0 every cell is done; 1 some failed; 2 a mistake.",
     panel="The loop",
 )
