@@ -75,6 +75,11 @@ SAME = {
         PAIR,
         {"chosen": "\n\nHuman: u\n\nAssistant: good", "rejected": "\n\nHuman: u\n\nAssistant: bad"},
     ),
+    "prompt, chosen and rejected as text, transcripts of Human and Assistant": (
+        PAIR,
+        {"prompt": "\n\nHuman: u\n\nAssistant:", "chosen": "good", "rejected": "bad"},
+    ),
+    "instruction and output as text": (ONE, {"instruction": "u", "output": "good", "turns": 1}),
     "prompt and completion as text, with a label": (
         WeightedTrajectory(ONE, (1.0,)),
         {"prompt": "u", "completion": "good", "label": np.True_},
@@ -204,6 +209,7 @@ def test_texts_that_become_messages_are_told():
             r"history\[0\]: expected a question and its answer",
         ),
         ({"prompt": "u"}, "A prompt alone has no answer"),
+        ({"turns": [USER, GOOD]}, r"expected one of the forms messages .*; got turns\. Rename the columns"),
     ],
 )
 def test_rows_of_several_meanings_are_refused(row, says):
@@ -231,6 +237,16 @@ def test_columns_of_a_form_beside_another_are_counted():
         "column context",
         "column input",
     }
+
+
+@pytest.mark.parametrize("role", ["System", "developer"])
+def test_a_system_text_is_not_added_to_its_own_message(role):
+    """The column `system` repeats the first message."""
+    first = {"role": role, "content": "s"}
+
+    (message,) = read_row({"system": "s", "messages": [first, USER, GOOD]}, 1).prompt
+
+    assert message == first | {"role": role.lower()}
 
 
 @pytest.mark.parametrize("sides", [[USER, GOOD], [SYSTEM, GOOD]])

@@ -112,7 +112,6 @@ def test_columns_are_read_a_batch_at_a_time(tmp_path, monkeypatch):
         answers(tmp_path / "cut")
 
 
-@pytest.mark.skipif(not hasattr(datasets, "Json"), reason="this version of datasets has no type Json")
 def test_values_of_type_json_are_data(tmp_path):
     """`datasets` keeps them as text; a null within stays."""
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"a": [1, None]}}}]

@@ -114,6 +114,13 @@ def test_an_implicit_prompt_leaves_each_side_an_answer():
         assert pair.rejected.turns == (turn("u", "a"), turn("v", "b"))
 
 
+def test_the_flat_schema_of_the_responses_api_is_wrapped():
+    """`type` moves to the outer object."""
+    row = {"messages": [user("u"), said("a")], "tools": [{"type": "function", **TOOL["function"]}]}
+
+    assert from_trl(row, task_id="t").tools == (TOOL,)
+
+
 @given(TURNS, TURNS, TURNS, PROMPT)
 def test_the_implicit_prompt_is_trls(shared, chosen, rejected, prompt):
     """Of sides that differ in their first answers after a common beginning."""

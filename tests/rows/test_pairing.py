@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.config.row_maker_settings import Limit, RowInputs
 from perturn.data.origins import branches_of
 from perturn.errors import DataError
 from perturn.rows.branch_pairs import pair_within_branches
-from perturn.rows.correction_pairs import CORRECTED, pair_with_corrected, to_correct
+from perturn.rows.correction_pairs import CORRECTED, Corrections, pair_with_corrected, to_correct
 from perturn.rows.pairing import IN_GROUP, OUTCOMES, pair_with_expert, pair_within_groups
 from perturn.types import Action, PreferencePair, Remaining, Status, Task, Trajectory, Turn
 
@@ -372,3 +373,11 @@ def test_a_correction_that_does_the_same_is_no_pair():
 
     assert nonzero(pair_with_corrected([STRAYED], [same], one_turn=True)[1]) == {"identical": 1}
     assert nonzero(pair_with_corrected([STRAYED], [same])[1]) == {"kept": 1}
+
+
+def test_pairs_of_one_turn_are_not_counted_as_cut():
+    """The only pair has equal tokens within the limit, and its sides end with the wrong turn."""
+    limit = Limit(equal=lambda pairs: [True] * len(pairs))
+    inputs = RowInputs([STRAYED], limit=limit, correct=lambda _: [correction(STRAYED)])
+
+    assert nonzero(Corrections(length="turn")(inputs).counts) == {"too_long": 1}

@@ -1,15 +1,17 @@
 """Expert episodes: an expert that raises, or whose world dies, costs one trajectory."""
 
 import asyncio
+import json
 from functools import partial
 
 import pytest
 
+from perturn.data.records import trajectory_to_dict
 from perturn.episodes.play_many import Job
 from perturn.episodes.world_threads import play_again
 from perturn.errors import WorldLost
-from perturn.run.stages.collect_stage import demonstrate
-from perturn.types import EpisodeProtocol, Observation, Status, Task
+from perturn.run.stages.collect_stage import demonstrate, own_episodes
+from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
 
@@ -57,3 +59,14 @@ def test_an_expert_that_raises_costs_one_trajectory(coming, retries, error):
     assert record.status is (Status.FAILED if error else Status.COMPLETED)
     assert [turn.action.text for turn in record.turns] == ([] if error else ["Action: up"])
     assert record.policy == "expert"
+
+
+def test_only_conversations_become_successes(tmp_path):
+    """A trajectory without an environment keeps its outcome and its sample number."""
+    turns = (Turn(({"role": "user", "content": "u"},), Action("a")),)
+    lost = Trajectory(Task("row-2"), turns, sample=1)
+    said = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(said)}\n{json.dumps(trajectory_to_dict(lost))}\n")
+
+    assert list(own_episodes(file)) == [Trajectory(Task("row-1"), turns, success=True), lost]

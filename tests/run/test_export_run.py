@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -14,7 +15,7 @@ from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats.trl_rows import from_trl, to_trl
 from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
-from perturn.run.export_run import export_policy, export_rows, push
+from perturn.run.export_run import as_dataset, export_policy, export_rows, push
 from perturn.run.served_policy import _policy_of
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
@@ -63,6 +64,25 @@ def test_a_pair_of_two_prompts_cannot_be_said():
 
     with pytest.raises(DataError, match="begin with different prompts"):
         to_trl(PreferencePair(played("look"), other))
+
+
+def test_a_pair_of_different_tools_is_not_exported():
+    """TRL's row has one column of tools."""
+    pair = PreferencePair(played("look"), replace(played("go"), tools=()))
+
+    with pytest.raises(DataError, match="task 't': chosen and rejected have different tools"):
+        to_trl(pair)
+
+
+def test_a_dataset_keeps_each_value_and_column():
+    """Arguments of two types, arguments of other calls, and a column that the first row lacks."""
+    other = ({"type": "function", "function": {"name": "tell", "arguments": {"what": 3, "when": "now"}}},)
+    turns = [Turn(heard("see"), Action("", tool_calls=calls)) for calls in (CALL, other)]
+    rows = [to_trl(Trajectory(Task("t"), (turn,), tools=TOOLS[:at])) for at, turn in enumerate(turns)]
+
+    made = list(as_dataset(rows))
+
+    assert made == [{**rows[0], "tools": None}, rows[1]]
 
 
 RECIPE = """

@@ -227,7 +227,7 @@ def test_a_choice_that_cannot_be_is_refused_before_work(recipe, words, said):
     [
         (
             lambda all_: [1.0],
-            r"failed: ValueError: it must give one finite number for each of the 4 episodes, got 1",
+            r"failed: ValueError: it must give one finite number for each of the 3 episodes, got 1",
         ),
         (
             lambda all_: [float("nan")] * len(all_),
@@ -275,6 +275,21 @@ def test_of_what_the_engine_said_nothing_the_likelihood_is_lowest(opened):
     drawn = [lost, episode("a", 1, 0.0, "x", logprobs=None), episode("b", 0, 0.0, "x")]
 
     assert samples(best(opened("likelihood"), "base", drawn)) == [("a", 1), ("b", 0)]
+
+
+def test_a_function_gets_the_episodes_of_one_task(opened, own_environment, monkeypatch):
+    """Two tasks in turns: each call has both samples of a task, and its numbers return to their episodes."""
+    calls = []
+
+    def ranked(episodes):
+        calls.append(samples(episodes))
+        return range(len(episodes))
+
+    monkeypatch.setattr(own_environment, "ranked", ranked, raising=False)
+    drawn = [episode(task, sample, 0.0, "x") for sample in (0, 1) for task in "ab"]
+
+    assert samples(best(opened("own_environment:ranked"), "base", drawn)) == [("a", 1), ("b", 1)]
+    assert calls == [[("a", 0), ("a", 1)], [("b", 0), ("b", 1)]]
 
 
 def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):

@@ -88,6 +88,8 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         for name in _CONVERSATIONS
         if name in read
     }
+    if "prompt" in written and read["prompt"][-1:] == [{"role": "assistant", "content": ""}]:
+        read["prompt"].pop()  # the transcript ends with `Assistant:`, which asks for the answer
     shape = translate(read, others, where)
     if any(is_transcript(text) for text in written.values()):
         shape += ", transcripts of Human and Assistant"

@@ -109,6 +109,12 @@ _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", 
 """Columns of public formats that no trajectory of Perturn has. A column `turns` may occur in rows of both kinds."""
 
 
+def is_trajectory(row: Any) -> bool:
+    """Return whether an object is a trajectory in Perturn's format."""
+    is_named = isinstance(row, Mapping) and isinstance(row.get("task"), Mapping)
+    return is_named and "turns" in row and not row.keys() & _PUBLIC
+
+
 def _is_pair(record: Mapping[str, Any]) -> bool:
     """Return whether an object is a pair in Perturn's format, whose sides are trajectories."""
     chosen = record.get("chosen")
@@ -116,7 +122,7 @@ def _is_pair(record: Mapping[str, Any]) -> bool:
 
 
 _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], Row]], ...] = (
-    (_TRAJECTORY, lambda row: "turns" in row and not row.keys() & _PUBLIC, trajectory_from_dict),
+    (_TRAJECTORY, is_trajectory, trajectory_from_dict),
     (_PAIR, _is_pair, pair_from_dict),
     (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
 )
@@ -135,6 +141,20 @@ def open_rows(data: Location) -> Source:
     return open_source(data)
 
 
+def whole_records(source: Source) -> Iterator[Record]:
+    """Yield the records of a source. Drop a torn last line with a warning, if all records before it are trajectories.
+
+    An interrupted write leaves such a line. Each file of a folder may have one.
+    """
+    found: set[bool] = set()
+    for record in source.read():
+        if record.is_torn and found == {True}:
+            _logger.warning("%s: dropped the last line, whose write was cut short.", record.where)
+            continue
+        found.add(is_trajectory(record.value))
+        yield record
+
+
 def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
     """Yield each record with its row, or with an error if the row is bad. Continue after a bad row.
 
@@ -146,12 +166,12 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
         DataError: If the source cannot be read to its end.
     """
     seen: dict[tuple[str, int], str] = {}
-    for record in source.read():
+    for record in whole_records(source):
         try:
             if isinstance(record.value, DataError):
                 raise record.value
             row = read_row(record.value, record.number, tally, filled=source.filled)
-            if isinstance(row, Trajectory) and "turns" in record.value:
+            if isinstance(row, Trajectory) and is_trajectory(record.value):
                 first = seen.setdefault(row.key, record.label)
                 if first != record.label:
                     raise DataError(
@@ -186,12 +206,22 @@ def is_numbered(row: Trajectory) -> bool:
 
 
 def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
-    """Yield the rows of a source, all of one kind: trajectories, pairs or labelled rows. At least one is needed.
+    """Yield the rows of a source, all of one kind; see `recorded_rows_of`."""
+    return (row for _, row in recorded_rows_of(data, kind, check))
+
+
+def recorded_rows_of(
+    data: Location, kind: type[T], check: Callable[[T], None] | None = None
+) -> Iterator[tuple[Record, T]]:
+    """Yield the records of a source with their rows, all of one kind: trajectories, pairs or labelled rows.
 
     Args:
         data: Location of the source.
         kind: Class of the rows.
         check: Raises a DataError or a ModelError for a row that cannot be used.
+
+    Raises:
+        DataError: If there is no row; or, after the good rows, if a row is bad or of another kind.
     """
 
     def checked(row: Any) -> None:
@@ -203,9 +233,9 @@ def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = N
             check(row)
 
     is_empty = True
-    for _, row in _strict(data, checked, labelled=kind is WeightedTrajectory):
+    for record, row in _strict(data, checked, labelled=kind is WeightedTrajectory):
         is_empty = False
-        yield row
+        yield record, row
     if is_empty:
         raise DataError(f"{data} holds no row; give rows with {_SAID[kind]}.")
 
@@ -217,9 +247,6 @@ def _strict(
     source, tally = open_rows(data), Tally()
     refused: list[tuple[Record, str]] = []
     for record, row in read_each(source, tally):
-        if record.is_torn and tally.shapes.keys() == {_TRAJECTORY}:
-            _logger.warning("%s: dropped the last line, whose write was cut short.", record.where)
-            break
         try:
             if isinstance(row, DataError):
                 raise row

@@ -15,6 +15,8 @@ from perturn.types import Message
 AS_CHAT = " as text"
 """Part of the name of a format whose texts become messages of the model's chat template."""
 
+SYSTEM = ("developer", "system")
+"""Roles of system messages."""
 _SIDES = ("chosen", "rejected")
 _SHAREGPT = "from and value, as in ShareGPT"
 _SPEAKERS = ("assistant", "gpt", "model", "function_call", "tool_call")
@@ -258,7 +260,7 @@ def _put_system(read: dict[str, Any], text: str, where: str) -> None:
         if not isinstance(messages, list):
             continue
         first = messages[0] if messages and isinstance(messages[0], Mapping) else {}
-        if first.get("role", first.get("from")) != "system":
+        if str(first.get("role", first.get("from"))).strip().lower() not in SYSTEM:
             read[name] = [{"role": "system", "content": text}, *messages]
         elif first.get("content", first.get("value")) != text:
             raise DataError(f"{where}: system: {name} begins with another system text. Keep one of them.")

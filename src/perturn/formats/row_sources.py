@@ -15,6 +15,7 @@ import json
 import lzma
 import os
 import re
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ _SPLIT = re.compile(
     r"(?:^|[^a-z])(train|training|test|testing|valid|validation|val|dev|eval|evaluation)(?:[^a-z]|$)", re.I
 )
 """Pattern of a split in the name of a file."""
+_ROWS = re.compile(r".*\.(jsonl?|ndjson|parquet|arrow|feather)(\.\w+)?", re.I)
+"""Pattern of the usual names of row files."""
+_DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""Errors that a file or its decompression raises."""
 _LOOKED_AT = 20
 """Number of lines that are examined to recognise JSON lines."""
 _REMEDY = (
@@ -118,7 +123,7 @@ def _open_file(file: Path) -> Source:
         )
         with stream_of(file) as stream:
             head = stream.read(_HEAD)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except _DAMAGE as error:
         raise DataError(f"{file} cannot be read: {error}. Correct the path or the file.") from error
     shape = next((shape for start, shape in _COLUMNS.items() if head.startswith(start)), None)
     if shape and packing:
@@ -185,7 +190,7 @@ def _read_text(
     try:
         with stream_of(file) as stream, closing(parse(stream, str(file))) as records:
             yield from records
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except _DAMAGE as error:
         raise DataError(f"{file} cannot be read to its end: {error}. Get the file again.") from error
 
 
@@ -234,6 +239,11 @@ def _open_folder(folder: Path) -> Source:
     if not files:
         below = f"; the folders in it are {', '.join(each.name for each in folders[:8])}" if folders else ""
         raise DataError(f"{folder} holds no file of rows{below}. {_REMEDY}")
+    if nested := next((each for each in folders if any(map(_is_named_rows, each.rglob("*")))), None):
+        raise DataError(
+            f"{folder} holds files of rows, and so does its folder {nested.name}. Put all files into one folder, or "
+            "give one file."
+        )
     splits = sorted({found[1].lower() for each in files if (found := _SPLIT.search(each.name))})
     if len(splits) > 1:
         raise DataError(
@@ -241,6 +251,10 @@ def _open_folder(folder: Path) -> Source:
             "the files of one split into a folder of their own."
         )
     return _joined(folder, [_open_file(file) for file in files])
+
+
+def _is_named_rows(file: Path) -> bool:
+    return _ROWS.fullmatch(file.name) is not None
 
 
 def _visible(folder: Path) -> list[Path]:

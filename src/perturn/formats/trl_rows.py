@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from perturn.errors import DataError
 from perturn.formats.chat_messages import Read, read_messages
 from perturn.formats.column_names import LABELS, columns_of, plain_column
+from perturn.formats.row_shapes import SYSTEM
 from perturn.formats.unreadable_files import keys_of, what_wrapper
 from perturn.io.plain_data import mismatch
 from perturn.io.read_input import parse_json
@@ -21,7 +22,6 @@ from perturn.types import Action, Message, PreferencePair, Task, Trajectory, Tur
 
 TRAILING = "trailing_messages"
 """Key of `counts` for messages after the last answer."""
-_SYSTEM = ("developer", "system")
 ONLY_KTO = (
     "label: unpaired preferences are read by the loss kto alone. Choose it, or make pairs of chosen and "
     "rejected."
@@ -119,15 +119,19 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     cannot hold rewards, token ids and other parts of a trajectory.
 
     Raises:
-        DataError: If the sides of a pair begin with different prompts or observations, or if the policy saw a shortened
-            history.
+        DataError: If the sides of a pair have different tools, or begin with different prompts or observations; or if
+            the policy saw a shortened history.
     """
     if isinstance(row, Trajectory):
         prompt, completion = _completion(row)
         return {"prompt": prompt, "completion": completion, **_beside(row)}
     (prompt, chosen), (other, rejected) = _completion(row.chosen), _completion(row.rejected)
-    if prompt != other or row.chosen.template_kwargs != row.rejected.template_kwargs:
-        what = "begin with different prompts" if prompt != other else "have different chat_template_kwargs"
+    compared = (
+        ("begin with different prompts", prompt, other),
+        ("have different tools", row.chosen.tools, row.rejected.tools),
+        ("have different chat_template_kwargs", row.chosen.template_kwargs, row.rejected.template_kwargs),
+    )
+    if what := next((what for what, one, two in compared if one != two), None):
         raise DataError(
             f"task {row.chosen.task.id!r}: chosen and rejected {what}, which no row of TRL's can say. Make the pair of "
             "episodes of one protocol."
@@ -237,7 +241,7 @@ def _split(prompt: list[Read], side: list[Read]) -> tuple[tuple[Message, ...], t
     """Return the messages without loss, the turns, and the number of messages after the last turn."""
     reads = prompt + side
     messages = _messages(reads)
-    system = next((at for at, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
+    system = next((at for at, each in enumerate(messages) if each["role"] not in SYSTEM), len(messages))
     answered = [at + 1 for at, each in enumerate(prompt) if each.message["role"] == "assistant"]
     start = max([system, *answered])
     turns: list[Turn] = []
@@ -279,9 +283,14 @@ def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _wrapped(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema in the format of chat templates. Rows of LLaMA-Factory hold only the schema of the function."""
-    is_bare = isinstance(schema.get("name"), str) and not {"function", "type"} & schema.keys()
-    return {"type": "function", "function": schema} if is_bare else schema
+    """Return a schema in the format of chat templates.
+
+    Rows of LLaMA-Factory hold only the schema of the function. OpenAI's Responses API adds `type` to its keys.
+    """
+    is_function = schema.get("type", "function") == "function" and "function" not in schema
+    if not is_function or not isinstance(schema.get("name"), str):
+        return schema
+    return {"type": "function", "function": {key: item for key, item in schema.items() if key != "type"}}
 
 
 def _without_nulls(schema: Any) -> Any:

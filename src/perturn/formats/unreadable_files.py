@@ -68,13 +68,18 @@ def what_wrapper(row: Mapping[str, Any]) -> str | None:
     lists = [
         key
         for key, value in row.items()
-        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value)
+        if isinstance(value, list) and value and all(map(_may_be_row, value))
     ]
     if len(lists) != 1:
         return None
     return (
         f"the rows may be in its key {lists[0]!r}. Write them alone: jq -c '.{lists[0]}[]' FILE > rows.jsonl."
     )
+
+
+def _may_be_row(value: Any) -> bool:
+    """Return whether a value may be a row: an object that is no message."""
+    return isinstance(value, Mapping) and not {"role", "from"} & value.keys()
 
 
 def keys_of(row: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def starting(episodes: Sequence[Trajectory], inputs: RowInputs) -> list[Trajecto
 
 
 def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
-    """Remove pairs whose two sides have the same tokens within the length limit of training.
+    """Remove pairs whose two sides do not differ within the length limit of training; see `Limit.equal`.
 
     The removed pairs are counted as `too_long`.
 
@@ -57,7 +57,7 @@ def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
     if lost:
         counts["kept"] -= each * len(lost)
         counts["too_long"] += each * len(lost)
-    if lost and "cut" in counts:  # only kept pairs count as cut
+    if counts["cut"]:  # only kept pairs count as cut
         whole = {one.key: len(one.turns) for one in inputs.explored}
         counts["cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
     return [pair for pair, is_alike in zip(pairs, alike, strict=True) if not is_alike], counts

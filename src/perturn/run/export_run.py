@@ -61,13 +61,20 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
         raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")
     with replacing(output) as fresh:
         if form == "datasets":
-            made = {name: locate("datasets:Dataset").from_list(rows) for name, rows in found.items()}
+            made = {name: as_dataset(rows) for name, rows in found.items()}
             locate("datasets:DatasetDict")(made).save_to_disk(str(fresh))
         else:
             fresh.mkdir()
             for name, rows in found.items():
                 write_whole(fresh / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return {name: len(rows) for name, rows in found.items()}
+
+
+def as_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a `datasets.Dataset`. Values of several types become the type `Json`, which adds no null."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    filled = [{name: row.get(name) for name in names} for row in rows]
+    return locate("datasets:Dataset").from_list(filled, on_mixed_types="use_json")
 
 
 def _rows(run: Path) -> dict[str, Iterator[Trajectory] | Iterator[PreferencePair]]:

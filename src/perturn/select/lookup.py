@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -22,7 +23,7 @@ from perturn.select.protocol import (
     SelectorTraits,
 )
 from perturn.table import check_members, check_names, guarded
-from perturn.types import Action, Prompt, Task
+from perturn.types import Action, Prompt, Task, Trajectory
 
 _SHARED = ("name", *asdict(Candidates()))
 """Keys of the section that are no settings of the selector."""
@@ -97,12 +98,24 @@ class Function:
     name: str
     """Location of the function, as `module:function`."""
     function: Callable[..., Any]
-    """Function from a list of episodes, or from a task, a prompt and a list of distinct actions, to one number per
+    """Function from the episodes of a task, or from a task, a prompt and a list of distinct actions, to one number per
     episode or action."""
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
-        """Return the user's function, with a check that it returns one finite number per episode."""
-        return lambda episodes: self._numbers([episodes], len(episodes), "episodes")
+        """Return a function that scores episodes, and calls the user's function once for each task."""
+
+        def scores(episodes: Sequence[Trajectory]) -> list[float]:
+            of_task: dict[str, list[int]] = defaultdict(list)
+            for index, one in enumerate(episodes):
+                of_task[one.task.id].append(index)
+            numbers: dict[int, float] = {}
+            for indices in of_task.values():
+                candidates = [episodes[index] for index in indices]
+                found = self._numbers([candidates], len(candidates), "episodes")
+                numbers |= zip(indices, found, strict=True)
+            return [numbers[index] for index in range(len(episodes))]
+
+        return scores
 
     def among_actions(self, inputs: SelectorInputs) -> ActionScorer:
         """Return a function that scores actions, and passes each distinct action to the user's function once."""

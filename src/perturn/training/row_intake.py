@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perturn.chat.tokens import Encoded, Renderer
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
-from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row
+from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row, whole_records
 from perturn.formats.row_sources import Location
 from perturn.losses import TurnLogprobs
 from perturn.losses.protocol import MismatchedLoss
@@ -95,7 +95,7 @@ def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, 
     """
     if isinstance(rows, str | os.PathLike):
         source = open_rows(rows)
-        found = (((each.number, each.label), each.value) for each in source.read())
+        found = (((each.number, each.label), each.value) for each in whole_records(source))
         return ((where, _own(row)) for where, row in found), source.filled, source.unit
     given = (((index, str(index)), row) for index, row in enumerate(rows))
     return ((where, _own(row)) for where, row in given), _comes_from_arrow(rows), "row"

@@ -26,7 +26,7 @@ from perturn.episodes.world_threads import Hear
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError, check_fit
 from perturn.explore.protocol import ExploreInputs, jobs_of
 from perturn.faults import closing_world
-from perturn.formats.read_rows import rows_of
+from perturn.formats.read_rows import is_trajectory, recorded_rows_of, rows_of
 from perturn.formats.row_sources import open_source
 from perturn.io.read_input import user_path
 from perturn.run.protocol_rules import make_protocol
@@ -127,8 +127,8 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
     Raises:
         DataError: If a row is malformed or a pair, or there is no row.
     """
-    for row in rows_of(source, Trajectory):
-        yield row if row.environment else replace(row, success=True, sample=0)
+    for record, row in recorded_rows_of(source, Trajectory):
+        yield row if is_trajectory(record.value) else replace(row, success=True)
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
@@ -192,7 +192,7 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
                 f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "
                 "rewards do not compare. Record it again."
             )
-        if one.task.id in known if one.environment else is_taught:
+        if one.task.id in known or (is_taught and not one.environment):
             yield one
 
 
