@@ -1,7 +1,10 @@
 """A conversation costs its messages once, and never at the price of other tokens."""
 
+from dataclasses import replace
+
 import pytest
 
+from perturn.chat.rendering import ChatTemplate
 from perturn.chat.tokens import Renderer
 from perturn.types import Prompt
 from support.walks import REMEMBERS, SECOND, SYSTEM, played
@@ -122,7 +125,7 @@ def test_a_template_that_looks_far_back_is_rendered_whole(tokenizer, template, p
 
 
 def test_prompts_of_many_conversations_do_not_mix(tokenizer):
-    """Two conversations in turn, one of which begins again under its old name; only so many are kept."""
+    """Two conversations in turn, one of which begins again under its old name."""
     renderer = Renderer(tokenizer)
     one, other = played(4), played(4, lamp=(0,))
     fresh = [Renderer(tokenizer).prompt_ids(prompt) for prompt in [*prompts(one), *prompts(other)]]
@@ -132,8 +135,41 @@ def test_prompts_of_many_conversations_do_not_mix(tokenizer):
         for pair in zip(prompts(one), prompts(other), strict=True)
         for prompt in pair
     ]
-    for index in range(300):
-        renderer.prompt_ids(Prompt(SYSTEM, (), one.turns[0].observation, 0, f"another/{index}"))
 
     assert woven == [ids for pair in zip(fresh[:4], fresh[4:], strict=True) for ids in pair]
-    assert len(renderer._asked) <= 256
+
+
+def test_a_long_prompt_is_tokenized_in_linear_time(tokenizer, monkeypatch):
+    """The role of each message is found from its own text alone."""
+    texts, costs = [], []
+    tokenize = ChatTemplate._tokenize
+    monkeypatch.setattr(
+        ChatTemplate, "_tokenize", lambda chat, text: texts.append(text) or tokenize(chat, text)
+    )
+    for count in (40, 80):
+        prompt = tuple({"role": "user", "content": f"lamp {k}"} for k in range(count))
+        renderer = Renderer(tokenizer)
+        texts.clear()
+        roles = renderer.encode(replace(played(1), prompt=prompt)).role
+        costs.append(sum(map(len, texts)) / len(roles))
+
+    assert costs[1] < 1.5 * costs[0]
+
+
+@pytest.mark.parametrize(("most", "tokens", "again"), [(2, 2**23, False), (3, 2**23, True), (9, 100, False)])
+def test_prompts_of_conversations_that_take_turns_are_rendered_once(
+    tokenizer, monkeypatch, most, tokens, again
+):
+    """Three conversations; the first is still cached unless the numbers of conversations or tokens are exceeded."""
+    monkeypatch.setattr("perturn.chat.tokens._KEPT", most)
+    monkeypatch.setattr("perturn.chat.tokens._KEPT_TOKENS", tokens)
+    counting = Counting(tokenizer)
+    renderer = Renderer(counting)
+    asked = prompts(played(6))
+    for name in "abc":
+        renderer.prompt_ids(replace(asked[4], conversation=name))
+    counting.forget()
+    renderer.prompt_ids(replace(asked[5], conversation="a"))
+
+    assert (counting.rendered < 15) is again
+    assert renderer._cached == sum(len(each.ids) for each in renderer._asked.values())

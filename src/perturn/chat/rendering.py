@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from perturn.types import Action, Message
 NO_TURN = -1
 """Turn index of a token that carries no loss."""
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""Pattern of half a surrogate pair."""
 _KEPT = 128
 """Largest number of texts whose tokens are cached."""
 
@@ -193,7 +196,7 @@ class ChatTemplate:
         """
         if text in self._known:
             return self._known[text]
-        if any("\ud800" <= each <= "\udfff" for each in text):
+        if _HALF.search(text):
             raise DataError(
                 "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
             )

@@ -84,17 +84,24 @@ class Walk:
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
         """Divide the tokens of the newest observation into pieces, one per message if the template allows it."""
-        start = 0
-        known = self._closed.removesuffix(self._owed)
+        start = 0  # of the piece, in tokens
+        exact, known, before = (
+            0,
+            self._closed.removesuffix(self._owed),
+            self._before,
+        )  # the last token boundary
         for count, message in enumerate(self._new[:-1], start=1):
             part = self._template.try_render([*self._context, *self._new[:count]], self._tools)
             if part is None or not (part.startswith(known) and self._opened.startswith(part)):
                 continue
-            alone = self._template.tokenize_after(self._before, part[len(known) :])
-            end = first_difference(alone, heard.ids)
-            if end > start:
-                yield Piece(heard.ids[start:end], str(message["role"]), NO_TURN)
-                start = end
+            text = part[len(known) :]
+            alone = self._template.tokenize_after(before, text)
+            same = first_difference(alone, heard.ids[exact : exact + len(alone)])
+            if exact + same > start:
+                yield Piece(heard.ids[start : exact + same], str(message["role"]), NO_TURN)
+                start = exact + same
+            if same == len(alone):
+                exact, known, before = exact + same, part, text
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:

@@ -26,8 +26,8 @@ from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
-_KEPT = 256
-"""Largest number of conversations whose tokens are cached; the least recently used conversation is dropped first."""
+_KEPT, _KEPT_TOKENS = 4096, 2**23
+"""Largest numbers of conversations and of their tokens in the cache; the least recently used is dropped first."""
 
 _NO_WORD = re.compile(r"\W+")
 
@@ -123,11 +123,14 @@ class Renderer:
         """Token ids of the test conversation with which the template was checked."""
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._cached = 0  # tokens
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: everything up to the policy's next answer."""
         asked = self._asked.pop(prompt.conversation, None)
+        if asked is not None:
+            self._cached -= len(asked.ids)
         if asked is None or not asked.leads_to(prompt):
             asked = self._ask(prompt)
         try:
@@ -138,8 +141,9 @@ class Renderer:
             asked = self._ask(prompt, whole=True)
             asked.follow(prompt)
         self._asked[prompt.conversation] = asked
-        if len(self._asked) > _KEPT:
-            self._asked.popitem(last=False)
+        self._cached += len(asked.ids)
+        while len(self._asked) > _KEPT or (self._cached > _KEPT_TOKENS and len(self._asked) > 1):
+            self._cached -= len(self._asked.popitem(last=False)[1].ids)
         return asked.ids.tolist()
 
     def encode(
