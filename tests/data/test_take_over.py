@@ -135,3 +135,13 @@ def test_a_disk_without_links_holds_copies(runs, monkeypatch):
     assert two.take_over("sft", one.folder)
     assert [file.read_text() for file in made(two, "sft")] == ["weights", "weights"]
     assert find_damage(two.folder, two.manifest["files"]) == []
+
+
+def test_a_stage_with_a_removed_file_is_not_taken_over(runs):
+    """A checkpoint may be removed to save disk space; the stage is then made again."""
+    one, two = runs
+    made(one, "sft")[0].unlink()
+
+    assert not two.take_over("sft", one.folder)
+    assert not two.is_done("sft")
+    assert two.take_over("explore", one.folder)

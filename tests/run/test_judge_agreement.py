@@ -82,6 +82,7 @@ def test_kappa_is_that_of_the_weighted_table():
 
     assert kappa(a, b) == pytest.approx(1 - observed / expected)
     assert kappa([2, 2], [2, 2]) is None
+    assert kappa([], []) is None
     with pytest.raises(ValueError, match="as many values"):
         kappa([1], [])
 
@@ -117,6 +118,24 @@ def test_episodes_and_turns_are_asked_about_as_in_a_run(measure, server):
 
     assert found["rated"] == 2
     assert sorted("Bye" in heard(body) for body in server.bodies) == [False, True]
+
+
+def test_labels_of_one_episode_are_one_unit(measure, server):
+    """Four turns of one episode, and four of another: intervals as wide as two episodes give."""
+    rows = []
+    for rating in (1, 4):
+        said = [("user", "Go"), ("assistant", f"rate {rating}")] * 4
+        messages = [{"role": role, "content": text} for role, text in said]
+        rows += [{"episode": {"messages": messages}, "turn": turn, "label": 4} for turn in range(4)]
+    server.reply = lambda body, number: completion(f"[[{heard(body).rpartition('rate ')[2][:1]}]]")
+
+    found = measure(*rows)
+
+    assert found["rated"] == 8
+    assert (found["agreement"]["mean"], found["bias"]["mean"]) == (0.5, -1.5)
+    assert [found[name]["n"] for name in ("agreement", "kappa", "bias")] == [2, 2, 2]
+    low, high = found["bias"]["interval"]
+    assert (low, high) == pytest.approx((-1.5 - 12.7062 * 1.5, -1.5 + 12.7062 * 1.5), abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -221,3 +221,15 @@ def test_pairs_are_ranked_once_and_where_passes_are_free(
     recipe = SimpleNamespace(iterations=iterations, backend={"name": backend})
 
     assert ranked(recipe, section, needs_rejected, rows) == pairs
+
+
+def test_a_policy_that_learned_from_no_expert_takes_all_turns():
+    """5 turns of sqrt(40 * 10) = 20 tokens: 100 + 4 * 20 + 5 * 20 = 280 tokens."""
+    online = replace(EPISODES, most=40)
+
+    assert online.policy_turns(learned=True) == 5
+    assert trained_tokens(online, 2, on_pairs=False, own=True) == 2 * 280
+    assert trained_tokens(online, 2, on_pairs=False) == 2 * 170
+    assert judged_tokens(online, 12, at_turns=False) == 20 * 280
+    cache = 2 * (100 + 5 * 40) * 4000 / 1e9
+    assert playing_gb(MACHINE, online, 2, False, None) == pytest.approx((1.004 + cache) * KEPT_BY_ALLOCATOR)

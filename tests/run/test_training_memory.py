@@ -218,7 +218,9 @@ def test_vllm_holds_its_share_of_a_gpu_unless_it_sleeps(engine, share, tmp_path)
     data = benchmark("staleness")._recipe("shared", tmp_path, 0)
     recipe = parse(Recipe, data | {"engine": {"name": "vllm", **engine}})
     stage = next(stage for stage in stages(recipe) if stage.section == "align")
-    found = SimpleNamespace(prompt=1, heard=1, said=1, explore=1, policy_turns=lambda learned: 1)
+    found = SimpleNamespace(
+        prompt=1, heard=1, said=1, explore=1, policy_turns=lambda learned: 1, policy_said=lambda: 1
+    )
 
     assert engine_bytes(recipe, stage, found, training(), Gpus(80.0)) == share * 80e9
 

@@ -237,3 +237,18 @@ def test_a_table_that_is_none_is_refused(table):
 def test_tables_of_several_shapes_are_refused():
     with pytest.raises(ValueError, match="tables of one shape"):
         crossed_comparison([[1.0, 0.0]], [[1.0], [0.0]])
+
+
+def test_the_bootstrap_draws_its_resampling_once(monkeypatch):
+    """Tables of one size share the counts, which nothing may change; the result is that of fresh draws."""
+    made, fresh = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or fresh(seed))
+    table = fresh(0).integers(0, 2, (3, 7)).astype(float)
+
+    found = [crossed_bootstrap(each, draws=40, seed=987) for each in (table.tolist(), (1 - table).tolist())]
+
+    generator = fresh(987)
+    rows, columns = (generator.multinomial(n, np.full(n, 1 / n), size=40) for n in (3, 7))
+    means = ((rows.astype(float) @ table) * columns).sum(1) / 21
+    assert found[0] == tuple(np.quantile(means, [0.5 - 0.95 / 2, 0.5 + 0.95 / 2]))
+    assert made == [987]

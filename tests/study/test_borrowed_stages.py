@@ -254,3 +254,17 @@ def test_a_study_whose_runs_are_gone_lends_nothing(board, caplog):
 
     assert "0 are copied from one" in summary_line(shared)
     assert "the runs of study one are gone, so nothing is taken over from it" in caplog.text
+
+
+def test_a_removed_stage_of_another_cell_is_made_by_one_cell(board):
+    """A stage that wrote no file counts as it did."""
+    folder = lend(board("two"), done=("expert", "sft"))
+    (folder / "sft.jsonl").unlink()
+    noted = json.loads(RunPaths(folder).manifest.read_text())
+    noted["stages"]["explore"] = {"done": True}
+    write_whole(RunPaths(folder).manifest, json.dumps(noted))
+
+    found = board("two")
+    cell = next(cell for cell, _ in found.cells() if cell.method == "dpo")
+
+    assert len(found.sharing.to_make(cell)) == 3  # sft, pair and align

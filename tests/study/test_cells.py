@@ -141,6 +141,13 @@ def test_every_method_with_the_section_tries_every_combination(plan):
     assert len(list(found.tuning())) == 2 + 2 * 4
 
 
+@pytest.mark.parametrize("text", ["nan", "infinity", "1_0", "007", "5"])
+def test_a_text_without_an_exponent_stays_a_text(plan, text):
+    found = plan(f"sweep={{align.loss.kind: ['{text}', 2E5]}}")
+
+    assert found.points["e", "dpo"] == [{"align.loss.kind": text}, {"align.loss.kind": 2e5}]
+
+
 def test_a_method_may_sweep_other_settings_as_often(plan):
     """Dmpo has a discount to tune; two values are as many as two rates."""
     own = "methods.dmpo={align.loss: {name: dmpo}, sweep: {align.loss.gamma: [0.5, 0.9]}}"

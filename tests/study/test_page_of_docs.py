@@ -1,7 +1,10 @@
-"""The table on the page about verdicts has the numbers of the file."""
+"""The table on the page about verdicts has the numbers of the file, and commands of the page about studies work."""
 
 import json
+import re
 from pathlib import Path
+
+from perturn.study.settings import read_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,3 +24,16 @@ def test_the_table_of_errors_has_the_numbers_of_the_file():
     assert [
         line for line in page.splitlines() if " × " in line and line.startswith("| ") and "luck" not in line
     ][-len(rows) :] == expected
+
+
+def test_the_commands_of_the_page_fit_its_study(tmp_path):
+    """Settings of the example, and the seeds of a study in parts."""
+    page = (ROOT / "docs/how-to/study.md").read_text(encoding="utf-8")
+    (tmp_path / "my-study.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    line = re.search(r"^perturn study my-study.yaml (seeds=.*) --workers 2$", page, re.MULTILINE)[1]
+    parts = re.findall(r"seeds=[\[\d,]+\]", page.partition("A long study in parts")[2].partition("\n- **")[0])
+
+    for words in (line.split(), *([part] for part in parts)):
+        study, _ = read_study(tmp_path / "my-study.yaml", words)
+        assert set(study.tune.seeds) <= set(study.seeds)
+    assert len(parts) == 2

@@ -1,10 +1,12 @@
 """Which cells are done when, and which point is chosen, seen with workers that only pretend."""
 
 import json
+import shutil
 
 import pytest
 
-from perturn.study.cell_results import choose
+from perturn.study import run_cells
+from perturn.study.cell_results import choose, is_done
 from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
 from perturn.study.settings import read_study
@@ -94,3 +96,54 @@ def test_a_method_without_a_point_has_failed_on_the_test_task_list(study, tmp_pa
     ]
     assert failed[0]["error"].startswith("no point of its sweep was finished")
     assert {row["error"] for row in rows if row["method"] == "dpo" and row["panel"] == "tune"} == {"it broke"}
+
+
+def test_a_cell_whose_episodes_are_gone_is_not_done(study, tmp_path):
+    """The folder of a score is removed while the study runs, before its results are written."""
+    board, _, conductor = study()
+    cell = next(cell for cell, task_list in board.cells() if task_list == "test" and cell.method == "sft")
+    shutil.rmtree(cell.scored)
+    (tmp_path / "whole" / "cells.json").unlink()
+
+    write_results(conductor.files, board)
+
+    rows = json.loads((tmp_path / "whole" / "cells.json").read_text())
+    (lost,) = [row for row in rows if row["state"] != "done"]
+    assert (lost["method"], lost["seed"], lost["panel"], lost["state"]) == (
+        "sft",
+        cell.seed,
+        "test",
+        "failed",
+    )
+    assert "its episodes are gone" in lost["error"]
+    assert board.errors
+
+
+def test_a_cell_whose_stage_was_removed_is_to_do(study):
+    """All files of SFT are removed, so that the same command makes them again."""
+    board, _, _ = study()
+    cell = next(cell for cell, _ in board.cells() if cell.method == "sft")
+    assert is_done(cell, "tune")
+
+    shutil.rmtree(cell.folder / "checkpoints" / "sft")
+
+    assert not is_done(cell, "tune")
+
+
+def test_results_are_written_while_a_study_runs(study, tmp_path, monkeypatch):
+    """At most once a minute; a run that is deleted afterwards still counts."""
+    written, file = [], tmp_path / "whole" / "cells.json"
+
+    def write(files, board):
+        write_results(files, board)
+        written.append({row["state"] for row in json.loads(file.read_text())})
+        for row in json.loads(file.read_text()):
+            for run in row["runs"] if row["state"] == "done" else ():
+                shutil.rmtree(tmp_path / "whole" / run, ignore_errors=True)
+
+    monkeypatch.setattr(run_cells, "write_results", write)
+    board, _, _ = study()
+
+    assert written == [{"done", "to do"}]
+    assert set(states(board).values()) == {"done"}
+    assert {row["state"] for row in json.loads(file.read_text())} == {"done"}

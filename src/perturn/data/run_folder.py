@@ -144,7 +144,8 @@ class Run:
             theirs: Folder of the other run, whose stage makes the same files.
             equal: Stages that this stage needs. Both runs must have finished them with equal files.
 
-        Returns: Whether the files were linked: False if the other run has not finished the stage or has other inputs.
+        Returns: Whether the files were linked: False if the other run has not finished the stage, lacks one of its
+            files, or has other inputs.
 
         Raises:
             RunError: If a file has changed since the other run wrote it.
@@ -152,7 +153,7 @@ class Run:
         other = read_manifest(theirs)
         note, seals = other["stages"].get(stage, {}), other["files"]
         own = {file: one for file, one in seals.items() if one["stage"] == stage}
-        if not note.get("done") or not own:
+        if not note.get("done") or not own or not all((theirs / file).is_file() for file in own):
             return False
         if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in equal):
             return False

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, sqrt
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage, stages
-from perturn.data.file_seals import read_manifest, refuse_damage, without_removed
+from perturn.data.file_seals import done_stages, read_manifest, refuse_damage, without_removed
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
 from perturn.estimate.overlap import copies_of, predict, replicas_of, side_by_side
@@ -119,7 +119,8 @@ def make_plan(
     refuse_early(recipe, command)
     folder = run_folder(recipe)
     manifest = read_manifest(folder)
-    refuse_damage(folder, without_removed(folder, manifest["files"])[0])
+    seals, removed = without_removed(folder, manifest["files"])
+    refuse_damage(folder, seals)
     task_lists = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, backend, machine = engine_settings(recipe), backend_settings(recipe), None
@@ -137,15 +138,15 @@ def make_plan(
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     how += side_model_costs(recipe, found)
-    done, steps = manifest["stages"], []
+    done, steps = done_stages(manifest) - removed, []
     for stage in stages(recipe):
         if command in (None, stage.command):
             work, seconds, memory = _cost(recipe, stage, found, machine)
-            before = done.get(stage.name, {})
-            if before.get("done"):
+            state = "done" if stage.name in done else "to do"
+            if state == "done":
+                before = manifest["stages"][stage.name]
                 seconds, memory = before.get("seconds"), before.get("peak_memory_gb")
             several = recipe.launch.processes if stage.command == "train" else 1
-            state = "done" if before.get("done") else "to do"
             steps.append(Planned(stage.name, state, work, seconds, memory, several))
     too_large: list[str] = []
     if machine is not None:
@@ -224,7 +225,7 @@ def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
         return machine
     turns = [round(found.prompt)]
     for _ in range(max(1, round(found.policy_turns(learned=True)))):
-        turns += [max(1, round(found.said)), round(found.heard)]
+        turns += [max(1, round(found.policy_said())), round(found.heard)]
     found_now: Machine = locate("perturn.estimate.machine_speed:measure_passes")(
         machine, model, turns[:-1], settings.token_budget
     )
@@ -256,7 +257,8 @@ def _playing_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
     """Return an exploration's or evaluation's work in words, its seconds and gigabytes."""
-    explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
+    explores = stage.command == "collect"
+    learned = found.most is None and (bool(recipe.base) or stage.name != "evaluate-base")
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
     if explores and recipe.explore and recipe.explore.traits.source is not None:
@@ -284,9 +286,8 @@ def _playing_cost(
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
-    if not (recipe.base or recipe.sft or recipe.align):
-        # An untrained model may write as little as the expert or up to the limit: assume the geometric mean.
-        most = ceil(sqrt(most * min(most, found.said)))
+    if found.most is not None:
+        most = ceil(found.policy_said(most))
     copies, on_nodes = copies_of(recipe), bool(replicas_of(recipe))
     concurrency = part.concurrency
     seconds = rollout_seconds(

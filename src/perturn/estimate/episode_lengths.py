@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import sqrt
 from statistics import fmean
 from typing import Any
 
@@ -27,7 +28,7 @@ from perturn.formats.read_rows import rows_of
 from perturn.free_memory import memory_in_use
 from perturn.io.read_input import user_path
 from perturn.run.policy_origin import find_maker
-from perturn.run.protocol_rules import make_protocol
+from perturn.run.protocol_rules import evaluation_sampling, make_protocol
 from perturn.run.session import make_renderer, world_maker
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
@@ -91,15 +92,31 @@ class Episodes:
     """Origin of the lengths, in words."""
     problems: tuple[str, ...] = ()
     """Sentences on failures of the episodes that were played now."""
+    most: int | None = None
+    """Token limit of an action, if the run trains no policy on expert episodes; otherwise None."""
 
     def policy_turns(self, learned: bool) -> float:
         """Return the assumed number of turns in a policy episode.
 
         Args:
-            learned: Whether the policy was trained on expert episodes. If true, the mean of the expert's turns and the
-                turn limit is assumed; otherwise the turn limit.
+            learned: Whether the run has trained the policy. If it was trained on expert episodes, the mean of the
+                expert's turns and the turn limit is assumed; otherwise the turn limit.
         """
-        return (self.turns + self.limit) / 2 if learned else self.limit
+        return (self.turns + self.limit) / 2 if learned and self.most is None else self.limit
+
+    def policy_said(self, most: int | None = None) -> float:
+        """Return the assumed number of tokens of a trained policy's action: as many as the expert's.
+
+        If the run trains no policy on expert episodes, an action may be as short as the expert's or as long as the
+        limit. The geometric mean is assumed.
+
+        Args:
+            most: Token limit of an action. If None, the limit of the run is used.
+        """
+        if self.most is None:
+            return self.said
+        limit = most or self.most
+        return sqrt(limit * min(limit, self.said))
 
 
 RendererOf = Callable[[Sequence[Trajectory]], Renderer]
@@ -171,6 +188,7 @@ def look_at_episodes(recipe: Recipe, task_lists: TaskLists | None, renderer: Ren
         memory_gb=memory,
         problems=_problems(played),
         turn_counts=_explored_turns(recipe),
+        most=None if recipe.base or recipe.sft else _limit(recipe),
         **lengths,
     )
 
@@ -197,6 +215,12 @@ def _assumed_answer(recipe: Recipe) -> float:
     """Return the assumed number of tokens of an action, at most the recipe's limit."""
     parts = (part.sampling for part in (recipe.explore, recipe.evaluate) if part is not None)
     return float(min([int(Episodes.said), *(part.max_new_tokens for part in parts if part is not None)]))
+
+
+def _limit(recipe: Recipe) -> int:
+    """Return the token limit of an action in explored episodes, or else in evaluations."""
+    own = recipe.explore.sampling if recipe.explore else None
+    return (own or evaluation_sampling(recipe)).max_new_tokens
 
 
 def _lengths_of_rows(recipe: Recipe, renderer: RendererOf | None) -> dict[str, Any]:

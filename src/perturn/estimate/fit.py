@@ -116,7 +116,7 @@ def engine_bytes(
     traits = engine_settings(recipe).traits
     if gpus is not None and traits.gpu_share is not None and (gpus.gigabytes or not traits.gpu_share):
         return traits.gpu_share * (gpus.gigabytes or 0.0) * 1e9
-    tokens = found.prompt + found.policy_turns(learned=True) * (found.heard + found.said)
+    tokens = found.prompt + found.policy_turns(learned=True) * (found.heard + found.policy_said())
     together = min(recipe.explore.concurrency, max(1, found.explore))
     cache = together * tokens * cache_bytes(training.shape, training.compute_bytes)
     limit = traits.cache_gigabytes

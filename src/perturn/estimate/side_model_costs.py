@@ -31,7 +31,7 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
     turns = found.policy_turns(learned=True)
     if branching := sum(name.startswith("branch") for name in names):
         explored += branching * round(expected_branches(recipe, found, turns).played)
-    each, half = found.heard + found.said, (turns + 1) / 2
+    each, half = found.heard + found.policy_said(), (turns + 1) / 2
     lines = []
     if (judge := recipe.judge) is not None:
         questions = (explored + scored * judge.evaluates) * judge.samples

@@ -41,9 +41,9 @@ def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
         episodes: Number of episodes with candidates.
         at_turns: Whether candidates are actions of each turn, read with their prompt. Otherwise they are episodes.
     """
-    turns = found.policy_turns(learned=True)
-    whole = found.prompt + (turns - 1) * found.heard + turns * found.said
-    up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
+    turns, said = found.policy_turns(learned=True), found.policy_said()
+    whole = found.prompt + (turns - 1) * found.heard + turns * said
+    up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * said)
     return found.explore * whole + episodes * (up_to_each if at_turns else whole)
 
 
@@ -127,9 +127,9 @@ def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False
         on_pairs: Whether a row is a pair of an expert episode and a policy episode.
         own: Whether a single row is a policy episode; otherwise it is an expert episode.
     """
-    policy = found.policy_turns(learned=True)
-    sides = [found.turns, policy] if on_pairs else [policy if own else found.turns]
-    return rows * sum(found.prompt + (turns - 1) * found.heard + turns * found.said for turns in sides)
+    expert, policy = (found.turns, found.said), (found.policy_turns(learned=True), found.policy_said())
+    sides = [expert, policy] if on_pairs else [policy if own else expert]
+    return rows * sum(found.prompt + (turns - 1) * found.heard + turns * said for turns, said in sides)
 
 
 def training_seconds(
@@ -185,7 +185,7 @@ def playing_gb(machine: Machine, found: Episodes, together: int, learned: bool, 
         learned: Whether the policy was trained on expert episodes.
         limit: Largest size of the engine's KV cache in gigabytes; None: unknown.
     """
-    tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.said)
+    tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.policy_said())
     cache = together * tokens * cache_bytes(machine.shape, machine.bytes) / 1e9
     weights = machine.parameters * machine.bytes / 1e9
     return (machine.base_gb + weights + min(cache, limit or cache)) * KEPT_BY_ALLOCATOR

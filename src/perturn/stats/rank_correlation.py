@@ -24,7 +24,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def kappa(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Cohen's kappa of two raters, with quadratic weights; None if all ratings of both are equal.
+    """Return Cohen's kappa of two raters, with quadratic weights; None if there are no ratings, or all are equal.
 
     The result is 1 - D / E, with D the mean of (a_i - b_i)^2, and E the mean of (a_i - b_j)^2 over all i and j. Ratings
     need not be whole numbers.
@@ -34,6 +34,8 @@ def kappa(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     if len(a) != len(b):
         raise ValueError(f"expected as many values of a as of b, got {len(a)} and {len(b)}.")
+    if not len(a):
+        return None
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     by_chance = float(first.var() + second.var() + (first.mean() - second.mean()) ** 2)
     return 1.0 - float(((first - second) ** 2).mean()) / by_chance if by_chance else None

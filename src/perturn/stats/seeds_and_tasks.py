@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perturn.stats.intervals import (
     Bounds,
@@ -205,13 +207,22 @@ def crossed_bootstrap(
     table = _table(values)
     check_confidence(confidence)
     count, width = table.shape
-    generator = np.random.default_rng(seed)
-    rows = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
-    columns = generator.multinomial(width, np.full(width, 1 / width), size=draws)
+    rows, columns = _resampled(count, width, draws, seed)
     # Sums of counts: exact for successes, so that they do not depend on the processor's order of summation.
     means = ((rows @ table) * columns).sum(1) / (count * width)
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=8)
+def _resampled(count: int, width: int, draws: int, seed: int) -> tuple[Floats, NDArray[np.int64]]:
+    """Return how often each resampled table has each seed [draws, seeds] and each task [draws, tasks]."""
+    generator = np.random.default_rng(seed)
+    rows = generator.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
+    columns = generator.multinomial(width, np.full(width, 1 / width), size=draws)
+    for each in (rows, columns):
+        each.flags.writeable = False
+    return rows, columns
 
 
 def _table(values: Sequence[Sequence[float]]) -> Floats:

@@ -30,6 +30,8 @@ from perturn.study.settings import SWEEP, Study, Test
 
 _OF_TRAINING = ("sft", "align", "expert", "base")
 """Sections that the recipe of a score does not have."""
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""Numbers with an exponent, some of which YAML reads as text."""
 _LONGEST_NAME = 120
 """Maximum length of a run's name, in characters, without its digest."""
 
@@ -286,13 +288,9 @@ def _has_section(data: Mapping[str, Any], key: str) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return a value of a sweep, as a number if possible; YAML reads `1e-5`, without a decimal point, as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    """Return a value of a sweep. `1e-5`, which YAML reads as text since it has no decimal point, becomes a number."""
+    is_number = isinstance(value, str) and _EXPONENT.fullmatch(value)
+    return float(value) if is_number else value
 
 
 _OF_THE_ALIGNMENT = ("explore", "rows", "credit", "iterations", "staleness")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from perturn.errors import PerturnError
 from perturn.study.cell_results import peak_gb
 from perturn.study.cells import Cell, Method
+from perturn.study.finished_cells import Kept
 from perturn.study.stage_sharing import Sources
-from perturn.study.study_files import Files
+from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
 
 _LOOK_SECONDS = 1.0
 """Interval between checks of the running cells, in seconds."""
+_WRITE_SECONDS = 60.0
+"""Least interval between two writes of the results of a running study, in seconds."""
 
 
 class Worker(Protocol):
@@ -73,6 +78,10 @@ class Conductor:
     """Recorded times of the cells that were done before this call. They include stages copied from other cells."""
     peak_gb: float = 0.0
     """Peak memory of a cell by now, in GB."""
+    _has_new: bool = field(default=False, init=False)
+    """Whether a cell has ended since results were written."""
+    _due: float = field(default=0.0, init=False)
+    """Time from which results may be written again, by `time.monotonic`."""
 
     def run(self) -> None:
         """Run all unfinished cells. Ctrl-C stops every worker, and the next call resumes the study."""
@@ -86,6 +95,7 @@ class Conductor:
                 self.tell(self)
                 if not self.running:
                     return
+                self._write()
                 self.crew.wait(self.running.values(), _LOOK_SECONDS)
                 self._collect()
         finally:
@@ -119,3 +129,16 @@ class Conductor:
                 self.board.ended(worker.cell, worker.error())
                 self.peak_gb = max(self.peak_gb, peak_gb(worker.cell))
                 self.spent[worker.cell.of, alone].append(time.monotonic() - worker.began)
+                self._has_new = True
+
+    def _write(self) -> None:
+        """Write new results, so that a killed study has them. This takes at most a twentieth of the study's time."""
+        began = time.monotonic()
+        if not self._has_new or began < self._due:
+            return
+        self._has_new = False
+        with suppress(PerturnError):  # the write at the end of the study raises it
+            write_results(self.files, self.board)
+            self.board.kept = Kept(self.files.folder)  # runs may now be deleted
+        ended = time.monotonic()
+        self._due = ended + max(_WRITE_SECONDS, 19 * (ended - began))

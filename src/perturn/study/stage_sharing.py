@@ -90,7 +90,8 @@ class Sharing:
         self._identities[folder] = theirs = identities(recipe)
         files = unsure_inputs(folder, recipe)
         unsure = {stage.name for stage in stages(recipe) if any(is_read(key, stage.reads) for key in files)}
-        held = held_stages(folder) - unsure
+        written = {one["stage"] for one in read_manifest(folder)["files"].values()}
+        held = (held_stages(folder) & written) - unsure
         for identity in (identity for name, identity in theirs.items() if name in held):
             self._makers[identity].append(folder)
             self._done.add(identity)
@@ -108,7 +109,7 @@ class Sharing:
     def look(self, cell: Cell) -> None:
         """Register the stages that the run of a cell has finished by now."""
         own = self._identities[cell.folder]
-        self._done.update(own[name] for name in done_stages(read_manifest(cell.folder)) if name in own)
+        self._done.update(own[name] for name in held_stages(cell.folder) if name in own)
 
     def to_make(self, cell: Cell) -> set[str]:
         """Return the digests of a cell's stages that no run has finished."""
@@ -161,11 +162,10 @@ class Sharing:
 
 
 def held_stages(folder: Path) -> set[str]:
-    """Return the names of the finished stages of a run whose files all exist."""
+    """Return the names of the finished stages of a run whose files all exist, and of those without files."""
     manifest = read_manifest(folder)
-    files = manifest["files"]
-    gone = {one["stage"] for file, one in files.items() if not (folder / file).is_file()}
-    return done_stages(manifest) & {one["stage"] for one in files.values()} - gone
+    gone = {one["stage"] for file, one in manifest["files"].items() if not (folder / file).is_file()}
+    return done_stages(manifest) - gone
 
 
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:

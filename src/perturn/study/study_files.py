@@ -17,6 +17,9 @@ from perturn.study.tables.episode_table import EPISODES, write_episodes
 from perturn.study.tables.study_records import PROTOCOLS, protocols_of
 
 _NO_POINT = "no point of its sweep was finished on every tuning seed; the rows of those cells say why."
+_NO_EPISODES = (
+    "its episodes are gone, as if its run was deleted; run the same command again to make them again."
+)
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,20 @@ class Files:
 
 def write_results(files: Files, board: Board) -> None:
     """Write `cells.json`, `episodes.parquet` and `protocols.json` for all cells that are known by now."""
-    cells = list(board.cells())
-    own = [_cell_row(board, cell, task_list) for cell, task_list in cells]
-    failed = [
-        row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
-    ]
-    rows = [*own, *failed]
+    rows, episodes = [], []
+    for cell, task_list in board.cells():
+        row = _cell_row(board, cell, task_list)
+        if row["state"] == "done" and (task_list == "test" or cell.tuned):
+            found = list(_episode_rows(board, cell, task_list))
+            if not found:
+                board.lose(cell, task_list, _NO_EPISODES)
+                row = _cell_row(board, cell, task_list)
+            episodes += found
+        rows.append(row)
+    for method, point in board.chosen.items():
+        rows += _failed_rows(board, method) if point is None else ()
     # Episodes are written first, so that `cells.json` marks no cell as done without its episodes.
-    write_episodes(
-        files.episodes,
-        (
-            row
-            for (cell, task_list), one in zip(cells, own, strict=True)
-            if one["state"] == "done" and (task_list == "test" or cell.tuned)
-            for row in _episode_rows(board, cell, task_list)
-        ),
-    )
+    write_episodes(files.episodes, episodes)
     write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
     write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
 

@@ -101,6 +101,11 @@ class Board:
             self.errors[cell.folder] = error
         self.choose()
 
+    def lose(self, cell: Cell, task_list: TaskListName, error: str) -> None:
+        """Record that the results of a done cell are gone, so that the cell has failed."""
+        self._done.discard((cell.folder, task_list))
+        self.errors[cell.folder] = error
+
     def choose(self) -> None:
         """Choose the point of every method whose tuning cells have all ended."""
         for method, points in self.plan.points.items():
@@ -122,8 +127,9 @@ class Board:
         """Yield the points that are finished on every seed, each with its episodes."""
         for point in points:
             its = [cell for cell in cells if cell.point == point]
-            if all(self.state(cell, "tune") == "done" for cell in its):
-                yield point, [one for cell in its for one in self._outcomes(cell)]
+            played = [self._outcomes(cell) for cell in its if self.state(cell, "tune") == "done"]
+            if len(played) == len(its) and all(played):
+                yield point, [one for each in played for one in each]
 
     def _outcomes(self, cell: Cell) -> list[Outcome]:
         """Return the episodes of a cell on the tuning tasks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from perturn.errors import DataError, required
 from perturn.formats.read_rows import read_row
 from perturn.io.read_input import check_shape
 from perturn.run.judging.judged_rewards import open_judge
-from perturn.stats import Estimate, kappa, mean_interval, rank_correlation, rate_interval
+from perturn.stats import Estimate, cluster_interval, kappa, rank_correlation, rate_interval
 from perturn.types import Trajectory
 
 _HALF = 0.5
@@ -42,10 +43,15 @@ class Labeled:
 
     question: Question
     label: float
+    unit: str
+    """Key of the labelled episode or text. Labels of one episode are correlated."""
 
 
 def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
     """Return the agreement of a judge with labels, as JSON data. Undefined estimates are null.
+
+    Intervals are clustered by episode, since labels on turns of one episode are correlated. `n` is the number of
+    episodes and texts.
 
     - `agreement`: fraction of the ratings that differ from their label by less than 0.5;
     - `kappa`: Cohen's kappa with quadratic weights; `rank_correlation`: Spearman's rank correlation; - `bias`: mean of
@@ -74,7 +80,7 @@ def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[st
     read = [(fmean(found.ratings), one) for one, found in zip(items, judgments, strict=True) if found.ratings]
     rates, labels = [rate for rate, _ in read], [one.label for _, one in read]
     differences = [rate - label for rate, label in zip(rates, labels, strict=True)]
-    units = range(len(read))
+    units = [one.unit for _, one in read]
     several = [found.ratings for found in judgments if len(found.ratings) > 1]
     counts = {
         "items": len(items),
@@ -84,12 +90,15 @@ def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[st
     }
     if not read:
         return counts
-    agree = sum(abs(each) < _HALF for each in differences)
+    agree = [abs(each) < _HALF for each in differences]
+    independent = len(set(units)) == len(units)
     return counts | {
-        "agreement": _row(rate_interval(agree, len(read))),
+        "agreement": _row(
+            rate_interval(sum(agree), len(read)) if independent else cluster_interval(agree, units)
+        ),
         "kappa": _row(rank_correlation(rates, labels, units, statistic=kappa)),
         "rank_correlation": _row(rank_correlation(rates, labels, units)),
-        "bias": _row(mean_interval(differences, bounds=None)),
+        "bias": _row(cluster_interval(differences, units, bounds=None)),
         "error": math.sqrt(fmean(each**2 for each in differences)),
         "noise": _pooled(several) if several else None,
     }
@@ -120,7 +129,8 @@ def _read(file: Path, settings: JudgeSettings) -> Iterator[Labeled]:
             )
         if ("text" in row) == ("episode" in row):
             raise DataError(f"{where}: expected either text or episode beside label; leave one of them out.")
-        yield Labeled(_question(row, where, number, settings), float(row["label"]))
+        unit = json.dumps(row["episode"], sort_keys=True) if "episode" in row else str(number)
+        yield Labeled(_question(row, where, number, settings), float(row["label"]), unit)
 
 
 def _question(row: dict[str, Any], where: str, number: int, settings: JudgeSettings) -> Question:

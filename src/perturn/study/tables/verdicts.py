@@ -116,6 +116,7 @@ def _method(
     """Return the numbers of a method on the test tasks."""
     successes, bases = table(rows, "success"), study.bases
     seeds, tasks = shared(successes) if rows else ([], [])
+    kept = set(tasks)
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
     tested = [row for row in cells if row["panel"] == "test"]
     spent = [row["seconds"] for row in tested if row["state"] == "done" and row.get("seconds") is not None]
@@ -128,7 +129,7 @@ def _method(
         "tasks": len(tasks),
         "seeds": seeds,
         "bases": len(seeds_by_base(seeds, bases)),
-        "left_out": sum(row["task"] not in set(tasks) for row in rows),
+        "left_out": sum(row["task"] not in kept for row in rows),
         **{measure: _mean(table(rows, measure), bounds, bases) for measure, bounds in measures.items()},
         "seeds_differ": share_that_differs(successes, seeds, tasks),
         "turns": _mean(table(rows, "turns"), None, bases),
