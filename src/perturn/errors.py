@@ -70,6 +70,10 @@ class EngineFailure(PerturnError):
     """An inference engine could not answer a prompt."""
 
 
+class PromptRejected(EngineFailure):
+    """A chat template or a server rejected the conversation of a prompt, such as one with two system messages."""
+
+
 class ContextFull(EngineFailure):
     """A conversation fills the model's context, so there is no room for an answer."""
 

@@ -3,6 +3,7 @@
 import threading
 
 from perturn.engines.engine_thread import EngineThread
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.types import Action, Prompt, Sampling
 
 
@@ -66,3 +67,42 @@ def test_an_engine_without_forget_ends_no_thread(caplog):
 
     assert [answer for _, answer in answered] == [Action("a")] * 2
     assert caplog.text.count("the engine failed to release conversation") == 2
+
+
+class Held:
+    """Answers concurrent calls, each only after it is released."""
+
+    name = "held"
+    abilities = EngineAbilities(concurrent=True)
+
+    def __init__(self):
+        self.asked, self.released = [], threading.Event()
+
+    def generate(self, prompts, sampling):
+        """Note the conversations, and wait."""
+        self.asked += [prompt.conversation for prompt in prompts]
+        assert self.released.wait(30)
+        return [Action("a")] * len(prompts)
+
+    def forget(self, conversation):
+        """Do nothing."""
+
+    def close(self):
+        """Do nothing."""
+
+
+def test_a_cancelled_prompt_whose_call_has_not_begun_is_not_sent(monkeypatch):
+    """One call at a time: `b` waits for `a`, and is cancelled."""
+    monkeypatch.setattr("perturn.engines.engine_thread._AT_ONCE", 1)
+    engine, answered, there = Held(), [], threading.Semaphore(0)
+    thread = EngineThread(engine, lambda answers: (answered.extend(answers), there.release()))
+    for name in "abc":
+        thread.submit(Prompt((), (), ({"role": "user", "content": "go"},), 0, name), Sampling())
+    thread.cancel("b")
+    thread.call(lambda: None).result(30)
+    engine.released.set()
+    for _ in "ac":
+        assert there.acquire(timeout=30)
+    thread.close()
+
+    assert engine.asked == ["a", "c"]

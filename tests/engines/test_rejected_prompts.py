@@ -1,7 +1,7 @@
 """A prompt that cannot be written."""
 
 from perturn.engines.local.engine import LocalEngine
-from perturn.errors import EngineFailure, ModelError
+from perturn.errors import ModelError, PromptRejected
 from perturn.types import Action, Prompt, Sampling
 
 
@@ -21,5 +21,5 @@ def test_a_conversation_that_the_template_rejects_fails_alone(tiny_model, render
         Sampling(max_new_tokens=4),
     )
 
-    assert [type(each) for each in answers] == [Action, EngineFailure, Action]
+    assert [type(each) for each in answers] == [Action, PromptRejected, Action]
     assert "one system message, please" in str(answers[1])

@@ -52,6 +52,15 @@ def test_two_credits_are_compared_by_hand():
     assert first.ranks == (pytest.approx((5.5 - 0.5) / 8), pytest.approx(0.5 / 8))
 
 
+def test_a_disagreement_shows_the_calls_of_an_action():
+    called = replace(EPISODES[2].turns[0], action=Action("", tool_calls=({"name": "look"},)))
+    episodes = [*EPISODES[:2], replace(EPISODES[2], turns=(called, EPISODES[2].turns[1])), EPISODES[3]]
+
+    found = compare_credits(episodes, rows(ONE), rows(OTHER))
+
+    assert found.disagreements[0].action == '{"name": "look"}'
+
+
 def test_the_order_of_episodes_and_rows_changes_nothing():
     assert compare_credits(EPISODES[::-1], rows(ONE)[::-1], rows(OTHER)) == compare_credits(
         EPISODES, rows(ONE), rows(OTHER)

@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.report.episode_view import LONGEST, body, by_turn, clip, split_action, tokens
+from perturn.report.episode_view import (
+    LONGEST,
+    action_text,
+    body,
+    by_turn,
+    clip,
+    message_text,
+    split_action,
+    tokens,
+)
 from perturn.types import OPENS, Action, Opening, Task, Trajectory, Turn
 
 
@@ -94,3 +103,15 @@ def test_the_page_holds_the_place_of_each_turn_in_the_tree_of_sequences():
 
     assert (found["follows"], found["openings"]) == ([-1, 0, 0, -1], {"3": 7})
     assert "follows" not in body(one, 0, {})
+
+
+def test_reasoning_and_calls_without_a_text_are_shown():
+    call = {"name": "look", "arguments": {}}
+    action = Action("", tool_calls=(call,), reasoning="I look.")
+    written = '{"name": "look", "arguments": {}}'
+
+    assert body(_trajectory(action), 0, {})["turns"][0] == {"o": "o", "h": "I look.", "call": [written]}
+    assert message_text(action.message()) == f"I look.\n{written}"
+    assert action_text(action) == written
+    both = Action("<think>So.</think>go", reasoning="I look.")
+    assert body(_trajectory(both), 0, {})["turns"][0]["h"] == "I look.\nSo."

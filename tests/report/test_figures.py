@@ -198,3 +198,13 @@ def test_the_report_draws_the_errors_of_its_policies_by_turn(run, make):
     line = next(trace for trace in figure["data"] if trace["name"] == "sft, up to the first error")
     expected = [each["before"]["mean"] for each in row["errors"]["by_turn"] if each["before"]]
     assert line["y"] == pytest.approx(expected)
+
+
+def test_negative_weights_are_drawn():
+    """Means -0.5 and 0.5 of two pairs; the axis begins below the lowest weight, -1."""
+    sides = [{"turn": [0, 1], "confidence": [0.5, 0.5], "weight": [-each, each]} for each in (0.0, 1.0)]
+    figure = values_by_turn([{"chosen": side, "rejected": side} for side in sides], "weight", "mean weight")
+
+    line = next(trace for trace in figure.data if trace.name == "chosen")
+    assert list(line.y) == [-0.5, 0.5]
+    assert figure.layout.yaxis.range[0] < -1

@@ -124,6 +124,7 @@ def test_partial_runs_report_what_exists(run, kept, expected, make):
     assert summary["comparison"] is None
     assert summary["protocol"] is None
     assert "Notes on missing parts" in page.text
+    assert "This run has no protocol of the evaluation (evaluation/protocol.json)." in page.text
     assert ("This run has no preference pairs (pairs.jsonl)." in page.text) == ("pairs.jsonl" not in kept)
     missing = "no evaluation of an aligned policy"
     assert (missing in page.text) == ("evaluation/tlm-dre.jsonl" not in kept)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.errors import RunError
 from perturn.run.served_policy import begin_record
 from perturn.serve import Endpoint
 from support.scripted import Scripted
@@ -35,3 +36,10 @@ def test_without_a_name_the_credit_is_the_one_of_its_recipe(folder):
     assert found["credit"] == {"name": "rloo"}
     assert found["iterations"][0]["counts"]["trained"] == 2
     assert (folder / found["iterations"][0]["file"]).is_file()
+
+
+def test_a_folder_keeps_to_the_model_of_its_recipe(folder):
+    begin_record(folder, "tiny-agent", [])
+
+    with pytest.raises(RunError, match="record in another folder"):
+        begin_record(folder, "gpt-4.1-mini", ["engine.name=api"])

@@ -228,7 +228,7 @@ def _missing(
 ) -> list[str]:
     """Return notes on the missing parts of a run, except parts whose sections the recipe leaves out."""
     expected = {
-        paths.recipe: ("the recipe",),
+        paths.recipe: ("recipe",),
         paths.manifest: ("versions, counts and cost",),
         paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "rows"),
         paths.trajectories(f"explore{mark}"): ("explored trajectories", "explore"),
@@ -238,7 +238,7 @@ def _missing(
         paths.confidence(mark): ("confidence of each turn", "align"),
         paths.evaluation("base"): ("evaluation of the base model", "evaluate"),
         paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
-        paths.stamp: ("the protocol of the evaluation", "evaluate"),
+        paths.stamp: ("protocol of the evaluation", "evaluate"),
     }
     traits = _row_traits(settings.get("rows"), paths, mark)
     if traits.makes != "pairs":

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from perturn.cli._base import Overrides, command, existing, results
+from perturn.cli._base import command, existing, results
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
 
@@ -21,7 +21,7 @@ KEY = "PERTURN_API_KEY"
 
 @command(
     "serve",
-    "tiny-agent",
+    "tiny-agent serve.max_new_tokens=2048 serve.idle_seconds=3600",
     "runs/demo:base --record episodes --port 8000",
     "gpt-4.1-mini engine.name=api --record episodes --reward my_package.rewards:judge",
     panel="The loop",
@@ -33,7 +33,10 @@ def serve(
             metavar="MODEL-or-RUN[:POLICY]", help="Hub id, model folder, bundled name, or run folder."
         ),
     ],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE ...]", help="Settings, such as serve.max_turns=50."),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(help="Folder for recorded sessions; it can be read as a run folder.", callback=existing),
@@ -49,19 +52,19 @@ def serve(
     """Serve a policy to agent programs, and record what they do."""
     from perturn.engines.engine_process import EngineProcess
     from perturn.run.served_policy import begin_record, open_beside, reward_function
-    from perturn.serve import Endpoint, ServeSettings
+    from perturn.serve import Endpoint
+    from perturn.serve.settings import read_settings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: open sessions are recorded
+    settings, others = read_settings(overrides or [], host, port)
     judge = None if reward is None else reward_function(reward)
     key = os.environ.get(KEY) or None
     with at_work(f"opening {model}"):
-        engine = open_beside(model, overrides or [], notices.print)
+        engine = open_beside(model, others, notices.print)
     try:
-        with Endpoint(
-            engine, ServeSettings(host, port), key=key, record=record, reward=judge, seed=seed
-        ) as endpoint:
+        with Endpoint(engine, settings, key=key, record=record, reward=judge, seed=seed) as endpoint:
             if record is not None:
-                begin_record(record, model, overrides or [])
+                begin_record(record, model, others)
             results.print(f"policy:  {engine.name}", markup=False, soft_wrap=True)
             results.print(f"OpenAI:  OPENAI_BASE_URL={endpoint.url()}", markup=False, soft_wrap=True)
             results.print(f"Claude:  ANTHROPIC_BASE_URL={endpoint.address}", markup=False, soft_wrap=True)

@@ -82,6 +82,7 @@ class EngineWork:
         self._streaming = engine if isinstance(engine, StreamingEngine) else None
         self._open: dict[str, Prompt] = {}
         self._batch: list[tuple[Prompt, Sampling]] = []
+        self._queued: dict[str, Future[None]] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE) if abilities_of(engine).concurrent else None
 
     def run(self, next_order: Callable[[bool], Callable[[], None] | None]) -> None:
@@ -117,7 +118,8 @@ class EngineWork:
     def begin(self, prompt: Prompt, sampling: Sampling) -> None:
         """Start answering a prompt; its conversation must have no other open prompt."""
         if self._pool is not None:
-            self._pool.submit(self._answer, [(prompt, sampling)])
+            work = self._pool.submit(self._answer, [(prompt, sampling)])
+            self._queued[prompt.conversation] = work
         elif self._streaming is not None:
             try:
                 self._streaming.submit([prompt], sampling)
@@ -130,6 +132,8 @@ class EngineWork:
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
+        if conversation in self._queued:
+            self._queued.pop(conversation).cancel()  # without effect if the call has begun
         is_begun = conversation in self._open or self._pool is not None
         if is_begun and isinstance(self._engine, CancellingEngine):
             self._open.pop(conversation, None)
@@ -137,6 +141,7 @@ class EngineWork:
 
     def forget(self, conversation: str) -> None:
         """Delete the state of a conversation that has ended."""
+        self._queued.pop(conversation, None)
         self._guarded(lambda: self._engine.forget(conversation), conversation)
 
     def _guarded(self, work: Callable[[], None], conversation: str) -> None:

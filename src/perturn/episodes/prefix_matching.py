@@ -183,6 +183,10 @@ class Sequences:
         """Return the keys of the conversation up to a turn's answer; see `Position.end_key`."""
         return self._turns[index].ends
 
+    def is_continued(self, end: tuple[bytes, tuple[str, str]]) -> bool:
+        """Return whether every turn that ends a conversation is continued by another; see `Position.end_key`."""
+        return self._continued.issuperset(self._ends.get(end[0], {}).get(end[1], ()))
+
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
         """Return the newest turn that ends a conversation, preferably a turn that no other turn continues."""
         found = self._ends.get(key, {}).get(setting, [])

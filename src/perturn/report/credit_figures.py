@@ -14,6 +14,7 @@ from perturn.analysis.number_text import interval
 from perturn.data.group_account import CreditRow, counts_of
 from perturn.errors import DataError
 from perturn.group import groups_of
+from perturn.report.episode_view import action_text
 from perturn.stats import Estimate, cluster_interval, rank_correlation, spearman
 from perturn.types import Trajectory
 
@@ -234,5 +235,5 @@ def _disagreements(
 def _disagreement(
     episode: Trajectory, t: int, weights: tuple[float, float], ranks: tuple[float, float]
 ) -> Disagreement:
-    text = episode.turns[t].action.text
+    text = action_text(episode.turns[t].action)
     return Disagreement(episode.task.id, episode.sample, t + 1, text, weights, ranks)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from perturn.analysis.run_contents import RecordedRun
 from perturn.data.iteration_numbers import is_number
 from perturn.group import groups_of
-from perturn.types import Message, Trajectory, Turn, failed, score, succeeded, unfinished
+from perturn.types import Action, Message, Trajectory, Turn, failed, score, succeeded, unfinished
 
 LONGEST = 20_000
 """Maximum length of a text on the page, in characters. The page states how many characters were cut."""
@@ -121,11 +121,21 @@ def split_action(text: str) -> tuple[str, str]:
 
 
 def message_text(message: Message) -> str:
-    """Return the content of a message as text. Parts other than text are shown as JSON."""
+    """Return the reasoning, content and tool calls of a message as text. Parts other than text are shown as JSON."""
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(str(part.get("text") or json.dumps(part)) for part in content)
-    return str(content or "")
+    thought = message.get("reasoning_content")
+    return "\n".join(str(part) for part in (thought, content, *_written(message.get("tool_calls"))) if part)
+
+
+def action_text(action: Action) -> str:
+    """Return the text and the tool calls of an action as one text."""
+    return "\n".join(part for part in (action.text.strip(), *_written(action.tool_calls)) if part)
+
+
+def _written(calls: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    return [json.dumps(call, ensure_ascii=False) for call in calls or ()]
 
 
 def clip(text: str) -> str:
@@ -136,11 +146,12 @@ def clip(text: str) -> str:
 
 def _turn(turn: Turn) -> dict[str, Any]:
     thought, action = split_action(turn.action.text)
+    thoughts = filter(None, (turn.action.reasoning, thought))
     found = {
         "o": clip(_observation(turn.observation)),
-        "h": clip(thought),
+        "h": clip("\n".join(thoughts)),
         "a": clip(action),
-        "call": [clip(json.dumps(call, ensure_ascii=False)) for call in turn.action.tool_calls],
+        "call": [clip(call) for call in _written(turn.action.tool_calls)],
         "r": turn.reward if turn.reward else "",
         "bad": 1 if not turn.valid else "",
         "cut": 1 if not turn.action.ended else "",
@@ -242,7 +253,7 @@ def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) ->
         "bin": str(noted.get("bin") or "").replace("_", " "),
         "weights": weights,
         "range": (min(known), max(known)) if known else None,
-        "actions": [turn.action.text.strip() for turn in one.turns],
+        "actions": [action_text(turn.action) for turn in one.turns],
         "valid": [turn.valid for turn in one.turns],
         "link": _link(where, one),
     }

@@ -14,6 +14,7 @@ from perturn.analysis.number_text import ERRORS
 from perturn.analysis.run_contents import RecordedRun, Row
 from perturn.analysis.run_summary import scores_by_task
 from perturn.report import figures
+from perturn.report.episode_view import action_text
 from perturn.report.figures import Chart, Curve, Line
 from perturn.types import has_outcome, score, succeeded
 
@@ -279,7 +280,9 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     mean = f"Mean over {len(rows)} pairs, 95\u00a0% interval. Late turns may rest on one pair."
     drawn = []
     for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)
+        bars = figures.confidence_bars(
+            rows[index][side], [action_text(turn.action) for turn in one.turns], pivot
+        )
         scored = f", score {score(one):.2f}" if has_outcome(one) else ""
         shown = f"Pair {index + 1}, task {one.task.id}{scored}.{dotted}"
         drawn += draw(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)

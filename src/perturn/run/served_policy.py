@@ -233,24 +233,22 @@ def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
     """Write a recipe next to the episodes that an endpoint records, so that other commands can read them as a run.
 
     Args:
-        folder: Folder in which the endpoint records. If it has a recipe already, nothing is written.
+        folder: Folder in which the endpoint records. If it has a recipe of the same model, nothing is written.
         source: The policy or model, as in `open_policy`.
         overrides: Overrides, as in `open_policy`.
 
     Raises:
-        PerturnError: If the recipe cannot be written.
+        PerturnError: If the recipe cannot be written, or the folder has episodes of another model.
     """
     paths = RunPaths(folder)
-    if paths.is_run:
-        return
     run, _, policy = source.partition(":")
     words: dict[str, Any] = {}
     if RunPaths(Path(run)).is_run:
         recipe = resolve_recipe(Path(run), overrides)
-        served = to_mapping(recipe)
+        known = to_mapping(recipe)
         words = {
-            "model": {**served["model"], "name": _policy_of(recipe, policy)[1]},
-            "engine": served["engine"],
+            "model": {**known["model"], "name": _policy_of(recipe, policy)[1]},
+            "engine": known["engine"],
         }
     else:
         apply_overrides(words, overrides)
@@ -262,6 +260,13 @@ def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
         "align": {"loss": {"name": "ppo-clip"}},
     }
     made = parse(Recipe, {**words, **choices, "name": folder.resolve().name})
+    if paths.is_run:
+        served, recorded = made.model.name, resolve_recipe(folder).model.name
+        if Path(served).resolve() != Path(recorded).resolve():
+            raise RunError(
+                f"{folder} has episodes of model {recorded}, and {served} is served; record in another folder."
+            )
+        return
     write_whole(
         paths.manifest, json.dumps({"recipe": made.name, "stages": {"explore": {"done": True}}, "files": {}})
     )

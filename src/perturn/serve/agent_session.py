@@ -14,7 +14,7 @@ from typing import Any
 
 from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.tool_calls import as_text, understand
-from perturn.errors import BudgetError, ContextFull, EngineFailure
+from perturn.errors import BudgetError, ContextFull, EngineFailure, PromptRejected
 from perturn.io.plain_data import fault, mended, mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.serve.request_parser import RequestParser
@@ -86,7 +86,7 @@ class Session:
     opened: float = field(default_factory=time.monotonic)
     """Time of the opening, in seconds of the monotonic clock."""
     touched: float = field(default_factory=time.monotonic)
-    """Time of the last request, in seconds of the monotonic clock."""
+    """Time of the last answer, reward or state, in seconds of the monotonic clock."""
     breaks: Counter[str] = field(default_factory=Counter)
     """Cause -> number of requests that continued no recorded conversation, but started a new conversation."""
 
@@ -156,30 +156,46 @@ class Session:
         self._busy.difference_update(prompt.conversation for prompt in prompts)
         self.touched = time.monotonic()
 
-    def record(self, response: str, position: Position, prompt: Prompt, answer: Answer) -> int:
-        """Record an answer as a turn, and return the turn's index.
+    def record(
+        self, response: str, position: Position, prompts: Sequence[Prompt], answers: Sequence[Answer]
+    ) -> list[int]:
+        """Record the answers to a request as turns with the same state key, and return the turns' indices.
 
         Args:
             response: Id of the response.
             position: Recorded turn that the request continues, and its new messages.
-            prompt: Prompt that was answered.
-            answer: The answer.
+            prompts: Prompts that were answered.
+            answers: One answer for each prompt.
         """
         self.unrecorded = None
+        state, self.next_state = self.next_state, None
+        if position.broke is not None:
+            self.breaks[position.broke.cause] += 1
+        self._of_response[response] = [
+            self._record(position, prompt, answer, state)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        return self._of_response[response]
+
+    def _record(self, position: Position, prompt: Prompt, answer: Answer, state: str | None) -> int:
         action = answer.action
         message = action.message()
         given: Message = {**message, "content": answer.text}
         opening = Opening(prompt.messages, prompt.tools, prompt.template_kwargs)
-        state, self.next_state = self.next_state, None
         turn = Turn(position.heard, action, state_key=state)
         forms = (message,) if given == message else (message, given)
         index = self._sequences.add(position, *forms)
         self._taken.append(_Taken(position, opening, turn, prompt.conversation, answer.calls))
         self._heads[prompt.conversation] = index
-        self._of_response.setdefault(response, []).append(index)
-        if position.broke is not None:
-            self.breaks[position.broke.cause] += 1
         return index
+
+    def is_continued(self, key: tuple[bytes, tuple[str, str]]) -> bool:
+        """Return whether all turns that end a conversation are continued; see `end_keys`."""
+        return self._sequences.is_continued(key)
+
+    def give_state(self, state: str | None) -> None:
+        """Set the state key of the next turn."""
+        self.next_state, self.touched = state, time.monotonic()
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
         """Return the keys that identify the conversation up to a turn's answer, across all sessions."""
@@ -211,6 +227,7 @@ class Session:
         is_number = isinstance(reward, Real) and not isinstance(reward, bool)
         if not is_number or abs(reward) > 1e100 or not math.isfinite(reward):
             raise Refusal(400, f"reward: {mismatch('a finite number', reward)}.", "invalid_reward", "reward")
+        self.touched = time.monotonic()
         if response is None:
             self.reward = float(reward)
         else:
@@ -228,8 +245,8 @@ class Session:
         turns = [self._turn(index, each, first) for index, each in enumerate(self._taken)]
         if turns and self.reward:
             turns[-1] = replace(turns[-1], reward=turns[-1].reward + self.reward)
-        total = sum(turn.reward for turn in turns)
-        success = self.reward >= 1 if self.success is None else self.success
+        total = math.fsum(turn.reward for turn in turns)
+        success = total >= 1 if self.success is None else self.success
         if outcome.get("truncated") and self.full_context:
             outcome["error"] = self.full_context
             outcome |= {} if turns else {"status": Status.FAILED}
@@ -363,6 +380,8 @@ def refused(error: Exception) -> Refusal:
     """Return an engine's error as a rejection of the request, with an HTTP status."""
     if isinstance(error, ContextFull):
         return Refusal(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, PromptRejected):
+        return Refusal(400, str(error), "prompt_rejected")
     if isinstance(error, BudgetError):
         return Refusal(403, str(error), "limit_reached")
     if isinstance(error, EngineFailure):

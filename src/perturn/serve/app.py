@@ -21,7 +21,7 @@ from perturn.io.plain_data import error_text
 from perturn.serve.agent_session import Session
 from perturn.serve.exchange import Ask, Refusal, Reply, check_name
 from perturn.serve.protocols.chat import Chat
-from perturn.serve.protocols.common import ServedProtocol, Strict, check_plain, read_body
+from perturn.serve.protocols.common import OwnBody, ServedProtocol, check_plain, read_body
 from perturn.serve.protocols.messages import Messages
 from perturn.serve.protocols.responses import Responses
 from perturn.serve.session_manager import SessionManager
@@ -43,18 +43,18 @@ _SESSION = re.compile(r"/s/([^/]+)")
 _Handler = Callable[[SessionManager, str, Request], Awaitable[Response]]
 
 
-class _Reward(Strict):
+class _Reward(OwnBody):
     reward: StrictFloat | None = None
     response: str | None = None
     success: StrictBool | None = None
     done: StrictBool | None = None
 
 
-class _State(Strict):
+class _State(OwnBody):
     state: Annotated[str, Field(max_length=10_000)] | None
 
 
-class _Opening(Strict):
+class _Opening(OwnBody):
     task: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     kind: str = ""
     data: dict[str, Any] = Field(default_factory=dict)
@@ -131,7 +131,7 @@ async def _converse(
     ask, session = sessions.session_of(ask, name)
     answering = sessions.answer(session, ask, session.position(), protocol.new_id())
     if ask.stream:
-        return await _streamed(protocol, sessions, request, ask, answering)
+        return await _streamed(protocol, sessions, request, (session, ask), answering)
     reply = await _unless_gone(request, answering)
     return _json(protocol.write(reply, ask), session=session)
 
@@ -166,10 +166,11 @@ async def _streamed(
     protocol: ServedProtocol,
     sessions: SessionManager,
     request: Request,
-    ask: Ask,
+    asked: tuple[Session, Ask],
     answering: Coroutine[Any, Any, Reply],
 ) -> Response:
     """Answer as a stream of server-sent events, with comments as heartbeats while the answer is not ready."""
+    session, ask = asked
     answered = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(request.receive())
     is_handed_on = False
@@ -177,11 +178,11 @@ async def _streamed(
         patience = sessions.settings.heartbeat_seconds
         await asyncio.wait({answered, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
-            return _stream(_all(protocol.events(answered.result(), ask)))
+            return _stream(_all(protocol.events(answered.result(), ask)), session)
         if gone.done():
             raise ClientDisconnect
         is_handed_on = True
-        return _stream(_events(sessions, protocol, ask, answered))
+        return _stream(_events(sessions, protocol, ask, answered), session)
     finally:
         gone.cancel()
         if not is_handed_on:
@@ -236,6 +237,8 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
     """Set the reward of a turn or of the episode; `done`, or by default the episode's reward, ends the session."""
     name = _named(key, request)
     given = read_body(_Reward, await _body(sessions, request))
+    if given.reward is None and given.success is None and given.done is None:
+        raise Refusal(400, "the body has no reward, success or done; give one of them.", "invalid_value")
     session = sessions.known(name)
     if given.reward is not None:
         session.give_reward(given.reward, given.response)
@@ -255,7 +258,7 @@ async def _state(sessions: SessionManager, key: str, request: Request) -> Respon
     name = _named(key, request)
     given = read_body(_State, await _body(sessions, request))
     session = sessions.find_or_open(name)
-    session.next_state = given.state
+    session.give_state(given.state)
     return _json({"session": session.id, "state": session.next_state})
 
 
@@ -330,8 +333,9 @@ async def _body(sessions: SessionManager, request: Request) -> bytes:
     return b"".join(parts)
 
 
-def _stream(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+def _stream(events: AsyncIterator[str], session: Session) -> Response:
+    headers = {"Cache-Control": "no-cache", HEADER: session.id}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _json(data: Any, status: int = 200, session: Session | None = None) -> Response:

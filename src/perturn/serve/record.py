@@ -17,6 +17,29 @@ LOST = "SessionLost: the endpoint ended before the session did."
 """Error in the trajectory of a session that was open when the endpoint ended."""
 
 
+class SampleNumbers:
+    """Numbers of the episodes of each task, so that no two sessions of a task have the same number and seed."""
+
+    def __init__(self) -> None:
+        """Start without episodes."""
+        self._next: dict[str, int] = {}
+        self._taken: set[tuple[str, int]] = set()
+
+    def reserve(self, task: str) -> int:
+        """Reserve the next free number of a task, and return it."""
+        sample = self._next.get(task, 0)
+        self.take(task, sample)
+        return sample
+
+    def take(self, task: str, sample: int) -> bool:
+        """Reserve a number of a task; return False if the number was reserved before."""
+        if (task, sample) in self._taken:
+            return False
+        self._taken.add((task, sample))
+        self._next[task] = max(self._next.get(task, 0), sample + 1)
+        return True
+
+
 class Record:
     """A folder in which one endpoint at a time records its sessions."""
 
@@ -40,27 +63,12 @@ class Record:
         self._environment = environment
         self._store = TrajectoryStore(self.episodes)
         self._is_broken = False
-        self._samples: dict[str, int] = {}
-        self._taken: set[tuple[str, int]] = set()
+        self.samples = SampleNumbers()
         self.lost = self._mark_lost()
         for task, sample in sorted(self._store.keys()):
-            self.take(task, sample)
+            self.samples.take(task, sample)
         with writing(self._file):
             self._notes = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
-
-    def sample_of(self, task: str) -> int:
-        """Reserve the next free sample number of a task, and return it."""
-        sample = self._samples.get(task, 0)
-        self.take(task, sample)
-        return sample
-
-    def take(self, task: str, sample: int) -> bool:
-        """Reserve a sample number of a task; return False if the number was reserved before."""
-        if (task, sample) in self._taken:
-            return False
-        self._taken.add((task, sample))
-        self._samples[task] = max(self._samples.get(task, 0), sample + 1)
-        return True
 
     def begun(self, task: Task, sample: int, seed: int) -> None:
         """Write a note that a session was opened, so that it is not forgotten if the process is killed."""

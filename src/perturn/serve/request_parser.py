@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.episodes.prefix_matching import Position, Sequences, in_call_order
+from perturn.episodes.tool_calls import as_text
 from perturn.errors import DataError
-from perturn.formats.chat_messages import read_messages
+from perturn.formats.chat_messages import read_answer, read_messages
+from perturn.io.call_arguments import ARGUMENTS
 from perturn.io.plain_data import fault, is_unicode
 from perturn.serve.exchange import Ask, Refusal
 from perturn.types import Message
@@ -89,7 +91,8 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
     if all(map(_is_plain, messages)):
         return [dict(message) for message in messages]
     try:
-        read = [each.message for each in read_messages([dict(each) for each in messages], param, set())]
+        given = [_with_broken_calls(each, f"{param}[{index}]") for index, each in enumerate(messages)]
+        read = [each.message for each in read_messages(given, param, set())]
     except DataError as error:
         said = str(error).removesuffix(" Drop the row.")
         raise Refusal(400, said, "invalid_messages", param) from None
@@ -101,6 +104,24 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
         keys = _KEYS.get(role, _OTHERS)
         plain.append({key: value for key, value in message.items() if key in keys} | {"role": role})
     return in_call_order(plain)
+
+
+def _with_broken_calls(message: Mapping[str, Any], where: str) -> Message:
+    """Return a message. If a call has arguments that are no JSON object, all calls become text, as in answers.
+
+    Raises:
+        DataError: If the content or a call has an unknown form.
+    """
+    if message.get("role") == "assistant" and message.get("tool_calls"):
+        action = read_answer(message, where)
+        if any(map(_is_broken, action.tool_calls)):
+            return as_text(action).message()
+    return dict(message)
+
+
+def _is_broken(call: Mapping[str, Any]) -> bool:
+    function = call.get("function")
+    return isinstance(function, Mapping) and any(isinstance(function.get(key), str) for key in ARGUMENTS)
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:

@@ -9,6 +9,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from perturn.io.plain_data import error_text
+from perturn.serve.agent_session import Session
+from perturn.serve.exchange import Refusal
+from perturn.serve.record import LOST
 from perturn.types import Trajectory
 
 Judge = Callable[[Trajectory], float | Mapping[str, Any]]
@@ -37,6 +41,20 @@ class RewardCall:
         self._loop = asyncio.get_running_loop()
         self._closing: asyncio.Future[None] = self._loop.create_future()
         self._turn = asyncio.Lock()
+
+    async def give(self, session: Session, trajectory: Trajectory) -> str | None:
+        """Give a session its reward; return the error if the function raises or takes too long."""
+        try:
+            given = await self.ask(trajectory)
+            session.give_reward(given["reward"])
+        except Closed:
+            return LOST
+        except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
+            said = error.message if isinstance(error, Refusal) else error_text(error)
+            return f"{type(error).__name__}: the reward function failed: {said}"
+        if given.get("success") is not None:
+            session.success = bool(given["success"])
+        return None
 
     async def ask(self, trajectory: Trajectory) -> Mapping[str, Any]:
         """Return a mapping with the `reward` and optionally the `success` of an episode.

@@ -18,14 +18,15 @@ from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError
-from perturn.io.plain_data import error_text, named_error
+from perturn.io.plain_data import named_error
 from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering, sampling_of
 from perturn.serve.exchange import Ask, Refusal, Reply, check_name
-from perturn.serve.record import LOST, Record
+from perturn.serve.record import LOST, Record, SampleNumbers
 from perturn.serve.request_parser import RequestParser, continued
-from perturn.serve.reward_call import Closed, Judge, RewardCall
+from perturn.serve.reward_call import Judge, RewardCall
 from perturn.serve.settings import ServeSettings
+from perturn.serve.unnamed_sessions import UnnamedSessions
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
 _NO_TURN = "the session ended without a turn, so no turn can have its reward."
@@ -55,7 +56,8 @@ class SessionManager:
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
         """Name of a caller's ended session -> (session, whether a limit ended it, error)."""
         self._ends: OrderedDict[str, str] = OrderedDict()  # name of an ended session -> reason of the end
-        self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
+        self._samples = SampleNumbers() if record is None else record.samples
+        self._unnamed = UnnamedSessions()
         self._of_response: dict[str, Session] = {}
         self._numbers = 0
         self._writer = ThreadPoolExecutor(1, "perturn-record")
@@ -123,14 +125,14 @@ class SessionManager:
         if name in self._sessions or name in self._ending.values():
             state = "open already" if name in self._sessions else "being recorded"
             raise Refusal(409, f"session {name!r} is {state}.", "session_exists", "session")
-        if len(self._sessions) >= self.settings.max_sessions:
+        if len(self._sessions) >= self.settings.max_sessions and not self._cut_idle():
             self.counts["refused"] += 1
-            raise Refusal(
-                429, f"{len(self._sessions)} sessions are open; come back later.", "too_many_sessions"
-            )
+            raise Refusal(429, "too many sessions are open; come back later.", "too_many_sessions")
         if sample is None:
-            sample = 0 if self._record is None else self._record.sample_of(task.id)
-        elif self._record is not None and not self._record.take(task.id, sample):
+            sample = self._samples.reserve(task.id)
+        elif (
+            not (is_kept or is_automatic or self._samples.take(task.id, sample)) and self._record is not None
+        ):
             raise Refusal(
                 409,
                 f"task {task.id!r}, sample {sample}, is open or recorded already; count sample up.",
@@ -189,12 +191,12 @@ class SessionManager:
         parser = RequestParser()
         parser.read(ask)
         key = parser.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
-        session = self._automatic.get(key) if key else None
+        session = self._unnamed.find(key)
         if session is not None:
             session.parser.read(ask)
             return session
         name = f"auto-{secrets.token_hex(8)}"
-        return self.open(name, Task(name), is_automatic=True, parser=parser)
+        return self.open(name, Task(name), 0, is_automatic=True, parser=parser)
 
     async def answer(self, session: Session, ask: Ask, position: Position, response: str) -> Reply:
         """Answer a request, and record its turns.
@@ -210,6 +212,9 @@ class SessionManager:
         """
         session.full_context = None  # only the newest request counts
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
+            if session.in_flight:
+                said = f"session {session.id!r} reaches max_turns with its answers in flight; wait for them."
+                raise Refusal(429, said, "too_many_calls")
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
         prompts = session.begin(position, ask)
@@ -226,10 +231,9 @@ class SessionManager:
             session.end(prompts)
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended meanwhile.", "session_ended", "session")
-        for prompt, answer in zip(prompts, answers, strict=True):
-            index = session.record(response, position, prompt, answer)
-            if session.is_automatic:
-                self._automatic |= dict.fromkeys(session.end_keys(index), session)
+        turns = session.record(response, position, prompts, answers)
+        if session.is_automatic:
+            self._unnamed.add(session, [key for index in turns for key in session.end_keys(index)])
         self._of_response[response] = session
         self.counts["turns"] += len(answers)
         if position.broke is not None:
@@ -260,32 +264,50 @@ class SessionManager:
         Raises:
             Refusal: If the session has already ended, or cannot be recorded. A session that is not recorded stays open.
         """
-        ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
-        self._ending[ended] = session.id
-        ended.add_done_callback(self._is_ended)
+        ended = self._close(session, how, truncated, error)
         return await asyncio.shield(ended)  # continues if the client disconnects
 
-    def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
-        del self._ending[ended]
-        ended.exception()  # marks the exception as retrieved; a waiting caller still gets it
-
-    async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
+    def _close(
+        self, session: Session, how: str, truncated: bool, error: str | None
+    ) -> asyncio.Future[Trajectory]:
+        """End a session at once, and return the future of its recorded episode; see `finish`."""
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended.", "session_ended", "session")
         if not len(session) and not truncated and session.id not in self._kept:
             error = error or _NO_TURN
         del self._sessions[session.id]
         self._forget(session)
-        trajectory = self._trajectory(session, truncated, error)
         is_kept = session.id in self._kept
         self._ends[session.id] = f"{how}; its episode belongs to a caller" if is_kept else how
         while len(self._ends) > _REMEMBERED:
             self._ends.popitem(last=False)
+        ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
+        self._ending[ended] = session.id
+        ended.add_done_callback(self._is_ended)
+        return ended
+
+    def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
+        del self._ending[ended]
+        ended.exception()  # marks the exception as retrieved; a waiting caller still gets it
+
+    def _cut_idle(self) -> bool:
+        """Cut the unnamed session that has been idle for longest; return False if all are in use."""
+        idle = (each for each in self._sessions.values() if each.is_automatic and not each.in_flight)
+        session = min(idle, key=lambda each: each.touched, default=None)
+        if session is not None:
+            self._close(session, "cut: max_sessions were open", True, None)
+        return session is not None
+
+    async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
+        """Compute the reward of a closed session, and record it."""
+        trajectory = self._trajectory(session, truncated, error)
+        is_kept = session.id in self._kept
         try:
             if session.unrecorded is not None:
                 how, trajectory = session.unrecorded  # it ended before, and could not be recorded
             elif self._reward is not None and error is None:
-                trajectory = await self._judged(self._reward, session, trajectory)
+                error = await self._reward.give(session, trajectory)
+                trajectory = self._trajectory(session, truncated, error)
             failed = trajectory.status is Status.FAILED
             if is_kept:
                 self._kept.discard(session.id)
@@ -307,29 +329,11 @@ class SessionManager:
             outcome = {"status": Status.FAILED, "error": error}
         return session.trajectory(policy=self.engine.name, environment=self.environment, **outcome)
 
-    async def _judged(self, reward: RewardCall, session: Session, trajectory: Trajectory) -> Trajectory:
-        """Return the episode with the reward from the reward function; FAILED if the function raises."""
-        try:
-            given = await reward.ask(trajectory)
-            session.give_reward(given["reward"])
-        except Closed:
-            return self._trajectory(session, False, LOST)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything
-            said = error.message if isinstance(error, Refusal) else error_text(error)
-            return self._trajectory(
-                session, False, f"{type(error).__name__}: the reward function failed: {said}"
-            )
-        if given.get("success") is not None:
-            session.success = bool(given["success"])
-        return self._trajectory(session, trajectory.truncated, None)
-
     def _forget(self, session: Session) -> None:
         """Release all state of a session, also the engine's."""
         ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
         self._answering.forget(session.conversations, ended)
-        for key in session.all_end_keys:
-            if self._automatic.get(key) is session:
-                del self._automatic[key]
+        self._unnamed.remove(session)
         for response in session.responses:
             self._of_response.pop(response, None)
 
@@ -338,7 +342,7 @@ class SessionManager:
         self._sessions[session.id] = session
         self._ends.pop(session.id, None)
         self._of_response |= dict.fromkeys(session.responses, session)
-        self._automatic = dict.fromkeys(session.all_end_keys, session) | self._automatic
+        self._unnamed.add(session, session.all_end_keys)
 
     def so_far(self, name: str) -> Trajectory:
         """Return the episode of an open session so far."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from perturn.bounds import Bound, check_bounds
+from perturn.config.overrides import apply_overrides
+from perturn.config.parsing import parse
+from perturn.errors import check_type
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses that only this machine can reach."""
@@ -26,7 +30,8 @@ class ServeSettings:
     body_seconds: Annotated[float, _SECONDS] = 60.0
     """Time limit for receiving the body of a request, in seconds."""
     max_sessions: Annotated[int, _COUNT] = 4096
-    """Largest number of open sessions. A request that would open another session gets HTTP status 429."""
+    """Largest number of open sessions. To open another session, the unnamed session that has been idle for longest is
+    cut. If there is none, the request gets HTTP status 429."""
     max_calls: Annotated[int, _COUNT] = 1024
     """Largest number of answers sampled at the same time. Further requests get HTTP status 429."""
     max_turns: Annotated[int, _COUNT] = 1000
@@ -50,3 +55,23 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+
+def read_settings(words: Sequence[str], host: str, port: int) -> tuple[ServeSettings, list[str]]:
+    """Return the settings of an endpoint, and the overrides of other sections than `serve`.
+
+    Args:
+        words: Overrides, such as `serve.max_new_tokens=2048`.
+        host: Address to listen at, unless an override sets it.
+        port: Port to listen at, unless an override sets it.
+
+    Raises:
+        ConfigError: If a key or value is wrong.
+    """
+    own = [word for word in words if word.partition("=")[0].partition(".")[0] == "serve"]
+    given: dict[str, Any] = {}
+    apply_overrides(given, own)
+    section = given.get("serve", {})
+    check_type("serve", section, Mapping, "a section, such as serve.max_new_tokens=2048")
+    settings = parse(ServeSettings, {"host": host, "port": port, **section}, "serve")
+    return settings, [word for word in words if word not in own]

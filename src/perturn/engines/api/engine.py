@@ -29,6 +29,7 @@ from perturn.errors import (
     DataError,
     EngineFailure,
     PerturnError,
+    PromptRejected,
     RunError,
 )
 from perturn.formats.chat_messages import read_answer
@@ -307,7 +308,7 @@ class ApiEngine:
                 "turn limit or max_new_tokens, or take a model with a longer context."
             )
         if status is not None and status < 500 and status not in (408, 409):
-            return EngineFailure(f"{self.name} refused the prompt ({status}: {said}).")
+            return PromptRejected(f"{self.name} refused the prompt ({status}: {said}).")
         return self._unanswerable(f"{said} after {retries} retries")
 
     def _unanswerable(self, what: str) -> EngineFailure:

@@ -66,10 +66,11 @@ def values_by_turn(
         The figure; None if no turn has a value.
     """
     figure = go.Figure()
-    most, longest = 1.0, 0
+    least, most, longest = 0.0, 1.0, 0
     for side in SIDES:
         if turns := _by_turn([row[side] for row in rows], key):
-            most = max(most, *(value for values in turns.values() for value in values))
+            known = [value for values in turns.values() for value in values]
+            least, most = min(least, *known), max(most, *known)
             longest = max(longest, *(turn + 1 for turn in turns))
             _add_band(figure, turns, side)
     if not figure.data:
@@ -77,7 +78,7 @@ def values_by_turn(
     if pivot is not None:
         figure.add_hline(y=pivot, line=DOTTED)
     lay_out(figure, "turn", title, hovermode="x unified")
-    figure.update_yaxes(range=[0, 1.08 * most], nticks=6)
+    figure.update_yaxes(range=[1.08 * least, 1.08 * most], nticks=6)
     return number_turns(figure, longest, most=10)
 
 
@@ -87,7 +88,7 @@ def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) ->
     found = [
         Estimate(values[0], values[0], values[0], len(values))
         if len(values) > 1 and min(values) == max(values)
-        else cluster_interval(values, list(range(len(values))), bounds=(0.0, max(1.0, *values)))
+        else cluster_interval(values, list(range(len(values))), bounds=(min(0.0, *values), max(1.0, *values)))
         for values in turns.values()
     ]
     figure.add_scatter(

@@ -164,21 +164,26 @@ def openai_error(error: Refusal) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def wanted_format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the requested response format; None for text.
+def wanted_format(given: Any) -> Mapping[str, Any] | None:
+    """Return the requested response format in the form of chat completions; None for text.
+
+    The other APIs write the parts of a JSON schema beside its type.
 
     Raises:
         Refusal: If the format is unknown.
     """
-    if given is None or given.get("type") == "text":
+    kind = given.get("type") if isinstance(given, Mapping) else given
+    if kind is None or kind == "text":
         return None
-    if given.get("type") not in ("json_object", "json_schema"):
+    if not isinstance(given, Mapping) or kind not in ("json_object", "json_schema"):
         raise Refusal(
             400,
             "response_format.type: expected text, json_object or json_schema.",
             "invalid_value",
             "response_format",
         )
+    if kind == "json_schema" and "json_schema" not in given:
+        return {"type": kind, kind: {"name": "answer", **{key: given[key] for key in given if key != "type"}}}
     return given
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from perturn.errors import did_you_mean
 from perturn.io.plain_data import fault
 from perturn.serve.exchange import Ask, Refusal, Reply
 
@@ -24,16 +25,34 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "top_logprobs": (0,),
     "best_of": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "conversation": (),
+    "prompt": (),
 }
-"""Unsupported sampling parameter -> its accepted values, which have no effect on sampling."""
+"""Unsupported parameter -> its accepted values besides null, which have no effect on the answer."""
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
-    """Base class of request bodies. Unknown keys are ignored, unless they change sampling."""
+    """Base class of request bodies. Unknown keys are ignored, unless they change the answer."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class OwnBody(Strict):
+    """Base class of the bodies of Perturn's own requests. An unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 Body = TypeVar("Body", bound=Strict)
@@ -84,15 +103,16 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         position = ".".join(str(step) for step in first["loc"])
         if first["type"] == "json_invalid":
             raise Refusal(400, f"the body is not JSON: {first['msg']}.", "invalid_json") from None
-        raise Refusal(
-            400, f"{position or 'body'}: {first['msg']}.", "invalid_value", position or None
-        ) from None
+        said = f"{position or 'body'}: {first['msg']}."
+        if first["type"] == "extra_forbidden":
+            said = f"unknown key {position!r:.80}.{did_you_mean(position, kind.model_fields)}"
+        raise Refusal(400, said, "invalid_value", position or None) from None
     for key, neutral in _NEUTRAL.items():
         value = (found.model_extra or {}).get(key)
         if value is not None and value not in neutral:
             raise Refusal(
                 400,
-                f"{key}={value!r:.80} is not supported here, since the engine cannot sample so. Leave it out.",
+                f"{key}={value!r:.80} is not supported here. Leave it out.",
                 "unsupported_parameter",
                 key,
             )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
-from perturn.serve.protocols.chat import Limit, TopP
+from perturn.serve.protocols.chat import Limit, TopP, wanted_format
 from perturn.serve.protocols.common import (
     Strict,
     check_tools,
@@ -56,6 +56,8 @@ class MessagesRequest(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: TopP | None = None
     stop_sequences: list[str] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
     stream: bool | None = None
 
 
@@ -77,6 +79,7 @@ class Messages:
                 "messages: the last message must be of the user; an answer that is begun (prefill) is not supported.",
                 "invalid_messages",
             )
+        form = found.output_format or (found.output_config or {}).get("format")
         return Ask(
             [*system, *said],
             found.model,
@@ -85,6 +88,7 @@ class Messages:
             top_p=1.0 if found.top_p is None else found.top_p,
             max_tokens=found.max_tokens,
             stop=texts(found.stop_sequences),
+            response_format=wanted_format(form),
             reads_calls=(found.tool_choice or {}).get("type") != "none",
             stream=bool(found.stream),
         )

@@ -52,7 +52,6 @@ class Responses:
         messages = [*system, *_messages(items)]
         if not messages:
             raise Refusal(400, "input: expected text or items, got none.", "invalid_value", "input")
-        form = (found.text or {}).get("format")
         return Ask(
             messages,
             found.model,
@@ -60,7 +59,7 @@ class Responses:
             temperature=1.0 if found.temperature is None else found.temperature,
             top_p=1.0 if found.top_p is None else found.top_p,
             max_tokens=found.max_output_tokens,
-            response_format=wanted_format(_chat_form(form) if isinstance(form, Mapping) else None),
+            response_format=wanted_format((found.text or {}).get("format")),
             reads_calls=found.tool_choice != "none",
             stream=bool(found.stream),
             param="input",
@@ -216,13 +215,6 @@ def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
         )
     keys = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
-
-
-def _chat_form(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a response format in the form of the chat completions API."""
-    if form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
 
 
 def _output(response: str, answer: Answer) -> list[dict[str, Any]]:

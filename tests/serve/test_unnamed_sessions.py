@@ -1,0 +1,48 @@
+"""Sessions of requests without a name: equal conversations of several agents, and the limit of open sessions."""
+
+from perturn.serve import Endpoint, ServeSettings
+from perturn.types import Task
+from support.endpoint_calls import ASKED, ask, post, recorded
+from support.scripted import Scripted
+
+
+def said(*answers):
+    """A conversation in which the policy gave these answers."""
+    turns = (
+        [{"role": "assistant", "content": each}, {"role": "user", "content": "And?"}] for each in answers
+    )
+    return [*ASKED, *(message for turn in turns for message in turn)]
+
+
+def test_unnamed_agents_with_the_same_first_answer_keep_their_sessions(endpoint):
+    opened = {ask(endpoint).headers["x-perturn-session"] for _ in range(2)}
+    continued = [ask(endpoint, messages=said("ok")).headers["x-perturn-session"] for _ in range(2)]
+
+    assert len(opened) == 2
+    assert set(continued) == opened
+    assert [endpoint.summary(name)["turns"] for name in continued] == [2, 2]
+
+
+def test_at_the_limit_the_longest_idle_unnamed_session_is_cut(tmp_path):
+    """Named sessions stay: with one of them and one unnamed session open, only the unnamed session is cut."""
+    with Endpoint(Scripted(), ServeSettings(max_sessions=2), record=tmp_path) as endpoint:
+        assert ask(endpoint, "/s/named/v1/chat/completions").status_code == 200
+        found = [ask(endpoint) for _ in range(3)]
+        assert ask(endpoint, "/s/other/v1/chat/completions").status_code == 200
+        refused = ask(endpoint)
+        open_now = endpoint.counts()["open"]
+
+    assert [each.status_code for each in found] == [200] * 3
+    assert (refused.status_code, open_now) == (429, 2)
+    cut = [each.task.id for each in recorded(tmp_path) if each.truncated]
+    assert sorted(cut) == sorted(each.headers["x-perturn-session"] for each in found)
+
+
+def test_without_a_record_each_session_of_a_name_has_a_seed_of_its_own(endpoint, engine):
+    for _ in range(2):
+        ask(endpoint, "/s/again/v1/chat/completions")
+        post(endpoint, "/s/again/reward", {"reward": 0.0})
+    kept = [endpoint.new_session(Task("again"), 0, 7) for _ in range(2)]
+
+    assert len({prompt.seed for prompt in engine.asked}) == 2
+    assert len(set(kept)) == 2  # callers of this process choose their samples
