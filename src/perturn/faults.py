@@ -39,16 +39,16 @@ def plain_observation(answer: object) -> Any:
     """
     if not isinstance(answer, Observation):
         return answer
-    plain: dict[str, Any] = {name: _plain(getattr(answer, name)) for name in _SCALARS}
+    plain: dict[str, Any] = {name: plain_scalar(getattr(answer, name)) for name in _SCALARS}
     for name in ("admissible", "results"):
         texts: object = getattr(answer, name)
-        plain[name] = tuple(map(_plain, texts)) if isinstance(texts, tuple | list) else texts
+        plain[name] = tuple(map(plain_scalar, texts)) if isinstance(texts, tuple | list) else texts
     tools: object = answer.tools
     plain["tools"] = tuple(tools) if isinstance(tools, list) else tools
     return replace(answer, **plain)
 
 
-def _plain(value: Any) -> Any:
+def plain_scalar(value: Any) -> Any:
     """Return a text or a scalar as a plain Python value; return anything else unchanged."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)

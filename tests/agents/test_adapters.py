@@ -10,7 +10,7 @@ import pytest
 from perturn.envs.agent.agent_adapters import ADAPTERS
 from perturn.envs.agent.environment import Agent
 from perturn.envs.load_environment import make_environment
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, DataError
 from perturn.types import Status
 
 from .playing import HERE, agents, played
@@ -137,3 +137,21 @@ def test_what_an_adapter_reads_counts_as_input(tmp_path):
     read = Agent.traits.reads({"adapter": STUB, "tasks": {"train": f"{source}@easy", "test": "http://x#0:8"}})
 
     assert read == [source, STUB]
+
+
+def test_tasks_in_the_home_folder_count_as_input(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section = agents(tmp_path, [{"id": "a"}]) | {"tasks": "~/home.jsonl"}
+    (tmp_path / "home.jsonl").write_text('{"id": "a"}\n')
+
+    assert [task.id for task in make_environment(section).tasks("train")] == ["a"]
+    assert str(tmp_path / "home.jsonl") in Agent.traits.reads(section)
+
+
+def test_an_adapter_that_lists_texts_is_told_what_a_row_is(tmp_path):
+    (tmp_path / "texts.py").write_text(
+        "def tasks(source):\n    return ['a']\n\n\nasync def rollout(task, client):\n    return 1.0\n"
+    )
+
+    with pytest.raises(DataError, match="row 1: expected an object, got 'a'"):
+        make_environment(adapted(adapter=str(tmp_path / "texts.py"))).tasks("train")

@@ -197,9 +197,54 @@ def test_two_tools_of_one_name_are_refused(make):
     world = make(servers=[{"command": SERVER}, {"command": SERVER}])
 
     with pytest.raises(
-        ConfigError, match=r"an MCP server offers a tool 'add', and that name is taken. Leave one of the two"
+        ConfigError, match=r"an MCP server offers a tool 'add', and that name is taken. List the tools to"
     ):
         begun(world)
+
+
+def test_servers_with_tools_of_one_name_offer_different_tools(make):
+    """Each call goes to the server that offers the tool."""
+    servers = [{"command": SERVER, "tools": ["add"]}, {"command": SERVER, "tools": ["count", "pid"]}]
+    world = make(servers=servers)
+    posed = world.reset(world.tasks("train")[0], 0)
+    call(world, "add", a=1, b=2)
+
+    assert [tool["function"]["name"] for tool in posed.tools] == ["add", "count", "pid"]
+    assert call(world, "count").results == ("1",)
+    with pytest.raises(ConfigError, match=r"environment\.servers\[0\]\.tools names 'ad'. Did you mean 'add'"):
+        begun(make(servers=[{"command": SERVER, "tools": ["ad"]}]))
+
+
+def test_the_name_tells_different_tasks_apart(make):
+    """So that scores on them are not paired; the values of variables may be secrets and do not count."""
+    names = [
+        make(rows, servers=[{"command": SERVER} | server], **settings).name
+        for rows, server, settings in (
+            (ROWS, {}, {}),
+            ([ROWS[0] | {"prompt": "What is 3 + 2?"}, *ROWS[1:]], {}, {}),
+            (ROWS, {"tools": ["add"]}, {}),
+            (ROWS, {"env": {"A": "1"}}, {}),
+            (ROWS, {}, {"reward": "builtins:len"}),
+            (ROWS, {"env": {"A": "2"}}, {}),
+        )
+    ]
+
+    assert len(set(names)) == 5
+    assert names[3] == names[5]
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"), [("np.float32(0.5)", 0.5), ("np.array(1.0)", 1.0), ("True", 1.0), ("'1'", None)]
+)
+def test_a_reward_function_may_return_any_number(make, tmp_path, said, reward):
+    (tmp_path / "given.py").write_text(f"import numpy as np\ndef reward(*given):\n    return {said}\n")
+    world = begun(make(reward=f"{tmp_path}/given.py:reward"))
+
+    if reward is None:
+        with pytest.raises(EnvironmentFailure, match="must return a finite number, got '1'"):
+            world.step(write_action(ToolAction("done")))
+    else:
+        assert world.step(write_action(ToolAction("done"))).reward == reward
 
 
 def test_a_reward_may_be_a_function(make, tmp_path):

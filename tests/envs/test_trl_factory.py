@@ -92,6 +92,17 @@ def test_an_episode_that_is_cut_off_is_scored_too(rows, ask, total):
     assert (played.truncated, played.total_reward) == (True, total)
 
 
+@pytest.mark.parametrize(("ask", "solved"), [("each", True), ("end", False)])
+@pytest.mark.parametrize("last", [enter(12), ToolAction("")], ids=["the code", "no action"])
+def test_an_episode_that_is_cut_off_may_be_solved(rows, ask, solved, last):
+    """If its reward is known: 0.5 for the note and 0.5 for the code."""
+    world = TrlFactory(f"{EXAMPLE}:Safe", {"train": rows}, ask_reward=ask)
+
+    played = demonstrated(world, READ, enter(12), last, protocol=EpisodeProtocol("p", "tools", max_turns=3))
+
+    assert (played.truncated, played.success) == (True, solved)
+
+
 def test_what_a_tool_raises_is_its_result(world):
     """As TRL writes it; a tool that is not there is an invalid turn."""
     world.reset(world.tasks("train")[0])
@@ -103,6 +114,20 @@ def test_what_a_tool_raises_is_its_result(world):
     assert absent.results == ("{'error': 'Tool fly not found.'}", "The code is 12.")
     assert not absent.valid
     assert not world.step("open").valid
+
+
+class Empties:
+    """Takes the items of its row away."""
+
+    def reset(self, items, **row):
+        """Say the items."""
+        return " ".join(items.pop() for _ in list(items))
+
+    def act(self) -> str:
+        """Act."""
+
+    def get_reward(self) -> float:
+        """Nothing."""
 
 
 class Slow:
@@ -220,6 +245,14 @@ def test_what_cannot_be_played_is_refused(here, tmp_path, name, settings, error,
     }
     with pytest.raises(error, match=says):
         parse(TrlFactory, {"make": f"{here}:{name}", **settings, "rows": paths})
+
+
+def test_a_class_may_change_its_row(here, tmp_path):
+    """Each episode gets a copy."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "", "items": ["a", "b"]}\n')
+    world = TrlFactory(f"{here}:Empties", {"train": str(tmp_path / "rows.jsonl")})
+
+    assert [world.reset(world.tasks("train")[0]).text for _ in range(2)] == ["b a", "b a"]
 
 
 def test_a_prompt_with_a_system_text_is_refused(here, tmp_path):

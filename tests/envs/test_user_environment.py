@@ -313,7 +313,7 @@ def test_problems_are_all_told_in_one_round():
         "returned None",
     ):
         assert part in told
-    assert "expert('1') returned 3 among its actions" in told
+    assert "expert must return texts, got [3]" in told
 
 
 def test_the_border_is_passed_once():

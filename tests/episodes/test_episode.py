@@ -1,5 +1,7 @@
 """One episode, played by hand."""
 
+import pytest
+
 from episodes.counting import PROTOCOL, Counter, finish, finish_from
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.formats import FORMATS
@@ -107,3 +109,16 @@ def test_an_answer_that_breaks_the_contract_of_a_world_fails_the_episode():
 
         assert record.status is Status.FAILED
         assert record.error.startswith(f"EnvironmentFailure: {says}")
+
+
+def test_a_world_that_ends_in_reset_fails_its_episode():
+    """The flag of the last episode stands: 0 turns are no success."""
+    world = Counter()
+    world.reset = lambda task, seed: Observation("over", terminated=True, success=True)
+
+    with pytest.raises(StopIteration) as end:
+        next(episode(world, Job(Task("t/1"), seed=0), protocol=PROTOCOL))
+
+    record = end.value.value
+    assert (record.status, record.success) == (Status.FAILED, False)
+    assert "Remedy: clear the flag of the last episode in reset()" in record.error

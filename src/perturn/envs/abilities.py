@@ -7,14 +7,16 @@ below declare the methods for the type checker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from perturn.envs import ENVIRONMENTS
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.io.plain_data import survives_json
 from perturn.table import Table
-from perturn.traits import Ability, traits_of
+from perturn.traits import Ability, Form, traits_of
 from perturn.types import Environment, EpisodeProtocol, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -37,15 +39,75 @@ ABILITIES: Table[Ability] = Table(
 
 EXPERTS = frozenset({"expert", "show"})
 """Abilities that provide an expert: `expert` returns its actions, and `show` plays its whole episode."""
+_WORDS = {
+    "task": "a Task",
+    "actions": "texts",
+    "turns": "(thought, action) texts",
+    "plain": "numbers, texts, lists or dicts with text keys",
+}
+"""Form of a value -> its description in error messages."""
+
+
+def known_abilities(environment: Any) -> dict[str, Ability]:
+    """Return the name and signature of each ability that an environment or its class may have.
+
+    They are the entries of `ABILITIES` and the abilities that the environment declares in its `traits`. A method `show`
+    is an ability only if the environment plays its episodes itself.
+    """
+    traits = traits_of(environment)
+    table = {name: each for name, each in ABILITIES.items() if name != "show" or traits.plays_itself}
+    return {**table, **traits.abilities}
 
 
 def signatures(environment: Any) -> dict[str, Ability]:
-    """Return the name and signature of each ability of an environment or of its class.
-
-    Besides the entries of `ABILITIES`, they include the abilities that the environment declares in its `traits`.
-    """
-    known = {**ABILITIES, **traits_of(environment).abilities}
+    """Return the name and signature of each ability of an environment or of its class."""
+    known = known_abilities(environment)
     return {name: each for name, each in known.items() if callable(getattr(environment, name, None))}
+
+
+def ability_faults(environment: Any, label: str) -> list[str]:
+    """Return one error text for each ability of an environment that cannot be called with its arguments."""
+    found = []
+    for name, each in signatures(environment).items():
+        method = getattr(environment, name)
+        try:
+            signature = inspect.signature(method)
+        except (TypeError, ValueError):  # a C function may have no readable signature
+            continue
+        try:
+            signature.bind(*each.takes)
+        except TypeError as error:
+            found.append(
+                f"Method {name}{signature} of {label} cannot be called as {name}({', '.join(each.takes)}): {error}. "
+                "Remedy: let it take these arguments (see perturn.envs.abilities), or give it another name."
+            )
+    return found
+
+
+def in_form(form: Form, value: Any, what: str) -> Any:
+    """Return an argument or result of an ability; iterables other than texts and dicts become lists.
+
+    Raises:
+        EnvironmentFailure: If the value does not have the form. The message begins with `what`.
+    """
+    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
+    if not _fits(form, listed):
+        raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
+    return listed
+
+
+def _fits(form: Form, value: Any) -> bool:
+    if form == "task":
+        return isinstance(value, Task)
+    if form == "plain":
+        return survives_json(value)
+    if form == "actions":
+        return _are_texts(value)
+    return isinstance(value, list) and all(_are_texts(each) and len(each) == 2 for each in value)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(each, str) for each in values)
 
 
 def abilities_of(environment: Environment) -> frozenset[str]:

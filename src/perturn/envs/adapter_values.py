@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from perturn.errors import EnvironmentFailure, check_fit, check_known, within
+from perturn.faults import plain_scalar
 from perturn.types import Observation, Task
 
 
@@ -82,6 +83,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     """
     admissible = admissible_of(info)
     success, valid = (info.get(name) for name in ("success", "valid"))
+    reward = plain_scalar(reward)
     earned = isinstance(reward, Real) and bool(reward > 0)  # type: ignore[operator]
     return Observation(
         text,

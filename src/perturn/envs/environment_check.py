@@ -12,12 +12,12 @@ from typing import Any
 
 from perturn.envs.abilities import abilities_of
 from perturn.envs.async_worlds import awaited
-from perturn.envs.remote_worlds import survives_json
 from perturn.envs.scripted_user import ScriptedUser
 from perturn.envs.user_environment import OwnWorld, lacking, playable
 from perturn.episodes.tool_calls import ToolAction, ToolCall, expert_action, write_action
 from perturn.errors import by_reason
 from perturn.faults import observation_faults, plain_observation
+from perturn.io.plain_data import survives_json
 from perturn.types import Environment, Observation, Task
 
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
@@ -89,7 +89,9 @@ class _Problems:
         """Call a function of the user's code; if it raises, add a problem and return `_RAISED`."""
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  user code may raise anything, also SystemExit
             frames = traceback.extract_tb(error.__traceback__)
             theirs = [each for each in frames if not Path(each.filename).is_relative_to(_OURS)]
             where = f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name})" if theirs else ""
@@ -121,7 +123,7 @@ def _check_tasks(found: _Problems, environment: Environment, split: str) -> list
     again = found.attempt(f"{what} again", lambda: list(environment.tasks(split)), "keep no state in it")
     if again is not _RAISED and again != tasks:
         found.add(
-            f"{what} changed between two calls; probably its order comes from a set, a file system or a shuffle",
+            f"{what} changed between two calls; probably its order comes from a shuffle or a file system",
             "sort",
         )
     ids = Counter(task.id for task in tasks)
@@ -246,14 +248,10 @@ def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> 
     solved = 0
     for task in tasks:
         what = f"expert({task.id!r})"
-        actions = found.attempt(what, partial(_expert_actions, environment, task), "return a list of actions")
+        actions = found.attempt(
+            what, partial(environment.expert, task), "return a list of actions, as step() gets them"
+        )
         if actions is _RAISED:
-            return
-        strange = [each for each in actions if not isinstance(each, str)]
-        if strange:
-            found.add(
-                f"{what} returned {_show(strange[0])} among its actions", "return texts, as step() gets them"
-            )
             return
         posed: Any = found.attempt(
             f"reset({task.id!r}, seed=0)", partial(environment.reset, task, 0), "see above"
@@ -274,10 +272,6 @@ def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> 
             f"the actions of expert() solve none of {len(tasks)} tasks",
             "let the last of them return success=True, or a positive reward with done=True",
         )
-
-
-def _expert_actions(environment: Any, task: Task) -> list[Any]:
-    return list(environment.expert(task))
 
 
 def _words(text: str) -> list[str]:

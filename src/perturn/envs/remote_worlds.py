@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
 
 from perturn.config.sections import ProtocolSettings
-from perturn.envs.abilities import ability, signatures
+from perturn.envs.abilities import ability, in_form, signatures
 from perturn.envs.async_worlds import AwaitedWorld
 from perturn.envs.user_environment import OwnWorld, attribute
 from perturn.errors import (
@@ -34,6 +33,7 @@ from perturn.errors import (
 )
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain_data
+from perturn.io.plain_data import survives_json
 from perturn.traits import Ability, EnvironmentTraits, Form, traits_of
 from perturn.types import EpisodeProtocol, Observation, Task, UserTurn
 
@@ -45,13 +45,6 @@ RAISED: dict[str, type[PerturnError]] = {
     "world": EnvironmentFailure,
 }
 """Name in a reply -> exception that a remote world raises in the calling process. A world cannot raise any other."""
-_WORDS = {
-    "task": "a Task",
-    "actions": "texts",
-    "turns": "(thought, action) texts",
-    "plain": "numbers, texts, lists or dicts with text keys",
-}
-"""Form of a value -> its description in error messages."""
 
 
 class Link(Protocol):
@@ -199,14 +192,6 @@ def value_of(reply: dict[str, Any]) -> Any:
     raise RAISED[reply["error"]](reply["text"])
 
 
-def survives_json(data: object) -> bool:
-    """Return whether data are equal after writing them to JSON and reading them back."""
-    try:
-        return bool(json.loads(json.dumps(data, allow_nan=False)) == data)
-    except (TypeError, ValueError, RecursionError):
-        return False
-
-
 def plain_task(task: Task) -> dict[str, Any]:
     """Return a task as a dict that can be written to JSON.
 
@@ -245,25 +230,8 @@ def _packed(form: Form, value: Any, what: str) -> Any:
     Raises:
         EnvironmentFailure: If the value does not have the form.
     """
-    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
-    if form == "task" and isinstance(value, Task):
-        return plain_task(value)
-    if _fits(form, listed):
-        return listed
-    raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
-
-
-def _fits(form: Form, value: Any) -> bool:
-    """Return whether a value has a form other than `task`."""
-    if form == "plain":
-        return survives_json(value)
-    if form == "actions":
-        return _are_texts(value)
-    return form == "turns" and isinstance(value, list) and all(_are_texts(t) and len(t) == 2 for t in value)
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(each, str) for each in values)
+    listed = in_form(form, value, what)
+    return plain_task(listed) if form == "task" else listed
 
 
 def _unpacked(form: Form, value: Any) -> Any:

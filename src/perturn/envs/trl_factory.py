@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -89,7 +90,7 @@ class TrlFactory:
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Call the object's `reset` with the task's row, and return the prompt and the tools."""
-        row = dict(task.data)
+        row = deepcopy(dict(task.data))
         said = self._loop.result(self._env.reset(**row))
         if not isinstance(said, str | None):
             raise EnvironmentFailure(
@@ -102,13 +103,12 @@ class TrlFactory:
         """Run the tool calls of an action; an action without calls is the final answer and ends the episode."""
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
-            return Observation(_NO_ACTION, valid=False)
+            return Observation(_NO_ACTION, success=self._is_solved(), valid=False)
         results = tuple(map(self._call, said.calls))
         ended = not said.calls
         reward = self._pay(ended) if ended or self._each else 0.0
-        success = ended and self._paid >= self._success_reward
         valid = all(call.name in self._tools for call in said.calls)
-        return Observation("", reward, ended, success, valid, results=results)
+        return Observation("", reward, ended, self._is_solved(ended), valid, results=results)
 
     def close(self) -> None:
         """End the event loop. The object itself is not closed, since TRL's interface has no `close`."""
@@ -122,6 +122,10 @@ class TrlFactory:
             return str(self._loop.result(self._tools[call.name](**call.arguments)))
         except Exception as error:  # noqa: BLE001  a tool is user code, and its exception is its result
             return str({"error": str(error)})
+
+    def _is_solved(self, ended: bool = False) -> bool:
+        """Return whether the last value of `get_reward()` in this episode solves the task."""
+        return (ended or self._each) and self._paid >= self._success_reward
 
     def _pay(self, ended: bool) -> float:
         """Return the increase of `get_reward()` since the last call; None in an unfinished episode counts as 0.

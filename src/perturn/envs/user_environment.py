@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from perturn.envs.abilities import ABILITIES
+from perturn.envs.abilities import ABILITIES, ability_faults, in_form, known_abilities
 from perturn.envs.adapter_values import outcome_of, schema_of
 from perturn.envs.async_worlds import AwaitedWorld, awaited
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, read_said, write_action
 from perturn.errors import ConfigError, EnvironmentFailure, check_none
+from perturn.faults import plain_scalar
 from perturn.io.plain_data import fault
 from perturn.table import check_names
-from perturn.traits import Ability, EnvironmentTraits, traits_of
+from perturn.traits import Ability, EnvironmentTraits
 from perturn.types import Environment, Observation, Task
 
 _NEEDED = {
@@ -45,7 +47,8 @@ class OwnWorld:
     """A user's own class as an `Environment`.
 
     - `name` is the attribute `name` of the class, or the class's name if there is none. `close` is optional.
-    - Tasks are `Task` objects or plain values. `reset` and `expert` get the plain value back unchanged.
+    - Tasks are `Task` objects or plain values. `reset` and `expert` get a copy of the plain value, in which tuples are
+      lists.
     - `reset` may be `reset(task)` or `reset(task, seed)`.
     - `tasks` may be `tasks(split)` or `tasks()`. All tasks of `tasks()` belong to the split `train`.
     - `step` returns a text, or a tuple as in Gym and Gymnasium: `(text, reward, done)`, `(text, reward, done, info)` or
@@ -71,8 +74,8 @@ class OwnWorld:
         if name == "played":  # copy.copy reads attributes before __init__ has run
             raise AttributeError(name)
         found = getattr(self.played, name)
-        known = {**ABILITIES, **traits_of(self.played).abilities} if callable(found) else {}
-        return self._ability(known[name], found) if name in known else found
+        known = known_abilities(self.played) if callable(found) else {}
+        return self._ability(name, known[name], found) if name in known else found
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all tasks of a split."""
@@ -84,6 +87,10 @@ class OwnWorld:
             listed = self.played.tasks()
         else:
             listed = _called(self.played.tasks, (), self._takes_split, split)
+        if isinstance(listed, set | frozenset):
+            raise EnvironmentFailure(
+                f"tasks({split!r}) returned a set, whose order differs between processes. Remedy: return sorted(...)."
+            )
         if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
             raise EnvironmentFailure(
                 f"tasks({split!r}) returned {listed!r:.60}, not a list. Remedy: return a list."
@@ -120,16 +127,22 @@ class OwnWorld:
         if close is not None:
             close()
 
-    def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap an optional method: it gets the plain value of a task, and its actions are returned as texts."""
+    def _ability(self, name: str, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an optional method: it gets the plain value of a task, and its actions are returned as texts.
+
+        The method raises an `EnvironmentFailure` if its result does not have the form in its signature.
+        """
 
         @wraps(method)
         def call(*arguments: Any) -> Any:
             forms = zip(signature.takes, arguments, strict=True)
             found = method(*(_value(each) if form == "task" else each for form, each in forms))
             said = signature.gives in ("actions", "turns")
-            listed = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
-            return [_written(each) for each in found] if said and listed else found
+            if said and isinstance(found, Iterable) and not isinstance(found, str | Mapping):
+                found = [_written(each) for each in found]
+            if not signature.crosses or (found is None and signature.or_none):
+                return found
+            return in_form(signature.gives, found, f"{name} must return")
 
         return call
 
@@ -192,6 +205,7 @@ def lacking(world: Any, label: str) -> list[str]:
             for name in _NEEDED
             if name in missing or (why := _misfit(getattr(world, name), name))
         ),
+        *ability_faults(world, label),
     ]
 
 
@@ -273,7 +287,8 @@ def _task(value: Any, split: str, index: int) -> Task:
     value = _plain(value)
     if isinstance(value, dict):
         key, kind, answer = (value.get(name) for name in ("id", "kind", "answer"))
-        gold = {"answer": answer} if isinstance(answer, str) else {}
+        is_gold = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+        gold = {"answer": str(answer)} if is_gold else {}
         return Task(
             id=str(key) if isinstance(key, str | int) else f"{split}/{index}",
             kind=kind if isinstance(kind, str) else "",
@@ -286,17 +301,21 @@ def _task(value: Any, split: str, index: int) -> Task:
 
 
 def _value(task: Task) -> Any:
-    """Return the plain value from which a task was made, or the task itself."""
-    return task.data.get(_LISTED, task)
+    """Return a copy of the plain value from which a task was made, or of the task itself.
+
+    The user's code may change the copy: the task stays as it is for other episodes and for the record.
+    """
+    data = deepcopy(dict(task.data))
+    return data.get(_LISTED, replace(task, data=data))
 
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON would: tuples become lists, and NumPy scalars become numbers."""
-    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
-        return value.item()  # a NumPy or torch scalar
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return plain_scalar(value)
 
 
 def _observation(answer: Any, calls: int) -> Any:

@@ -133,9 +133,15 @@ def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -
     """Reset an environment and return the observation that states the task.
 
     Raises:
-        EnvironmentFailure: If the environment cannot take actions in the protocol's format.
+        EnvironmentFailure: If the episode ended in `reset`, or the environment cannot take actions in the protocol's
+            format.
     """
     seen = sound(env.reset(task, seed), f"reset of task {task.id!r}")
+    if seen.terminated:
+        raise EnvironmentFailure(
+            f"reset of task {task.id!r} returned terminated=True: the episode ended before its first turn. Remedy: "
+            "clear the flag of the last episode in reset()."
+        )
     if problem := misfit(seen, protocol):
         raise EnvironmentFailure(f"{env.name} {problem}")
     return seen

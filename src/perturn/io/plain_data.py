@@ -5,6 +5,7 @@ The output of an environment or a policy is checked when it arrives, so later co
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 
@@ -118,3 +119,11 @@ def named_error(error: BaseException) -> str:
 def short(text: str, length: int = 80) -> str:
     """Return the text, cut at `length` characters with an ellipsis if it is longer."""
     return text if len(text) <= length else f"{text[:length]}…"
+
+
+def survives_json(data: object) -> bool:
+    """Return whether data are equal after writing them to JSON and reading them back."""
+    try:
+        return bool(json.loads(json.dumps(data, allow_nan=False)) == data)
+    except (TypeError, ValueError, RecursionError):
+        return False

@@ -216,5 +216,5 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
 
 
 def task_list_digest(tasks: Sequence[Task]) -> str:
-    """Return the SHA-256 of the ids of tasks. Task lists with equal digests have the same tasks."""
+    """Return the SHA-256 of the ids of tasks. Tasks of equal ids may differ in their data."""
     return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

@@ -61,7 +61,7 @@ def _tasks(
     return [
         _task(row, f"{source}, row {number + 1}", number, split)
         for number, row in enumerate(rows)
-        if not divided or row.get("split", "train") == split
+        if not divided or not isinstance(row, Mapping) or row.get("split", "train") == split
     ]
 
 

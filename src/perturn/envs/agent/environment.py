@@ -48,7 +48,7 @@ def _reads(settings: Mapping[str, Any]) -> list[str]:
     files = [str(file) for name in code for file in module_files(name)[1]]
     if adapter:  # a source may be a file with a selection, such as `tasks.py@easy`
         sources = [re.split("[@#]", each)[0] for each in sources]
-    named = [each for each in (*command, *sources) if os.path.exists(str(each))]
+    named = [each for each in map(os.path.expanduser, map(str, (*command, *sources))) if os.path.exists(each)]
     return [*named, *files]
 
 

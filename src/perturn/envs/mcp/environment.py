@@ -5,8 +5,11 @@ The environment needs `pip install "perturn[mcp]"`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NotRequired
 
@@ -21,6 +24,7 @@ from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
 from perturn.errors import check_known as check_listed
+from perturn.faults import plain_scalar
 from perturn.io.read_input import check_shape, user_path
 from perturn.io.user_code import load_object
 from perturn.traits import EnvironmentTraits
@@ -77,13 +81,14 @@ class Mcp:
         """Read the tasks. Servers start with each episode.
 
         Args:
-            servers: Settings of each server: `command`, and optionally `env`, `pass_env` and `cwd`.
+            servers: Settings of each server: `command`, and optionally `env`, `pass_env`, `cwd` and `tools`.
             tasks: File of rows.
             reward: Function that returns the reward of an episode, as `module:function` or `file.py:function`. Its
                 arguments are the row, the answer, and the list of calls, each as `{name, arguments, result}`. The
                 answer is the policy's last message without calls. None: compare the answer with the row's answer.
             tools: Names of the tools that are offered. None: all.
-            version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the settings.
+            version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the rows, the
+                servers, the tools and the name of the reward function.
             start_seconds: Time limit for starting a server, in seconds.
             call_seconds: Time limit of a call, in seconds. After it, the policy sees an error as the result.
             result_characters: Number of characters after which a result is cut.
@@ -101,8 +106,9 @@ class Mcp:
         self._tools = tools
         self._limits = {"start_seconds": start_seconds, "call_seconds": call_seconds}
         self._longest = result_characters
-        digest = short_hash(repr([sorted(self._rows), [each.command for each in self._servers], tools]))[:8]
-        self.name = f"mcp-{version or digest}"
+        started = [asdict(each) | {"env": sorted(each.env)} for each in self._servers]
+        played = json.dumps([self._rows, started, tools, reward], sort_keys=True, default=str)
+        self.name = f"mcp-{version or short_hash(played)[:8]}"
         self._open: McpServers | None = None
         self._row: Mapping[str, Any] | None = None
         self._talk: UserTalk | None = None
@@ -191,8 +197,8 @@ class Mcp:
     def _end(self, row: Mapping[str, Any], answer: str) -> Observation:
         """End the servers, and return the last observation with the reward of the episode."""
         if self._reward is not None:
-            reward = self._reward(dict(row), answer, self._calls)
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            reward = plain_scalar(self._reward(deepcopy(dict(row)), answer, self._calls))
+            if not isinstance(reward, int | float) or not math.isfinite(reward):
                 raise EnvironmentFailure(
                     f"environment.reward must return a finite number, got {reward!r:.60}."
                 )

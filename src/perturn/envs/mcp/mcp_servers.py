@@ -21,7 +21,7 @@ import psutil
 from perturn.engines.event_loop import EventLoop
 from perturn.envs.json_rows import whole
 from perturn.envs.world_process import without_secrets
-from perturn.errors import ConfigError, EnvironmentFailure, WorldLost, check_free
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost, check_free, check_known
 from perturn.io.plain_data import mended
 
 _DIE_WITH_PARENT = (
@@ -52,6 +52,8 @@ class ServerSettings:
     """Environment variables with secrets to pass to the server. Others that look like secrets are removed."""
     cwd: str | None = None
     """Working folder of the server; None: the folder of this process."""
+    tools: list[str] | None = None
+    """Names of the server's tools that are offered; None: all. Two servers cannot offer a tool of the same name."""
 
     def __post_init__(self) -> None:
         if not self.command or not all(self.command):
@@ -81,7 +83,7 @@ class McpServers:
 
         Raises:
             EnvironmentFailure: If a server does not start.
-            ConfigError: If two servers offer a tool of the same name.
+            ConfigError: If two servers offer a tool of the same name, or a server has no tool that its settings name.
         """
         self._call_seconds = call_seconds
         self._sessions: dict[str, Any] = {}
@@ -151,13 +153,16 @@ class McpServers:
         words = " ".join(server.command)
         try:
             await session.initialize()
+            tools: dict[str, Any] = {}
             cursor, more = None, True
             while more:
                 page = await session.list_tools(cursor)
-                for tool in page.tools:
-                    self._offer(tool, session, words)
+                tools |= {tool.name: tool for tool in page.tools}
                 cursor = page.nextCursor
                 more = cursor is not None
+            for name in tools if server.tools is None else server.tools:
+                check_known(name, tools, f"environment.servers[{number}].tools names {name!r}")
+                self._offer(tools[name], session)
         except (ConfigError, asyncio.CancelledError):
             raise
         except Exception as error:  # a server may send anything
@@ -166,8 +171,8 @@ class McpServers:
                 f"MCP server {words!r:.80} did not start: {type(error).__name__}: {error}{quoted}"
             ) from error
 
-    def _offer(self, tool: Any, session: Any, words: str) -> None:
-        remedy = "Leave one of the two servers out, or set environment.tools."
+    def _offer(self, tool: Any, session: Any) -> None:
+        remedy = "List the tools to offer in `tools` of one of the two servers, or leave the server out."
         check_free(tool.name, self._sessions, "an MCP server offers a tool", remedy)
         self._sessions[tool.name] = session
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.inputSchema}
