@@ -29,10 +29,14 @@ class Remaining:
 def remaining_of(trajectory: Trajectory) -> list[Remaining]:
     """Return the recorded distance to a success for each turn [turns].
 
+    In a FAILED episode, turns that were not measured get the distance None: a success can no longer be reached.
+
     Raises:
-        DataError: If the distance was not measured for a turn.
+        DataError: If the distance was not measured for a turn, and the episode did not fail.
     """
-    found = [turn.remaining for turn in trajectory.turns if turn.remaining is not None]
+    missing = Remaining(None, None) if trajectory.status == "failed" else None
+    distances = [turn.remaining or missing for turn in trajectory.turns]
+    found = [each for each in distances if each is not None]
     if len(found) < len(trajectory.turns):
         index = [turn.remaining for turn in trajectory.turns].index(None)
         raise DataError(

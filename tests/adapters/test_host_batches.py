@@ -1,5 +1,7 @@
 """What all adapters share: turns from masks, rewards of turns, and which credits a host can feed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -113,6 +115,16 @@ def test_what_was_recorded_for_a_masked_sequence_is_not_read():
     )  # alone with its states, so that only the episode's advantage is there
 
 
+def test_a_state_after_the_last_turn_of_a_sequence_is_ignored():
+    """Agent loops may record the state after the last turn, and the reward of a turn that was cut off."""
+    mask, rewards = torch.tensor([[1.0, 0, 1], [1, 0, 1]]), torch.tensor([[0.0, 0, 1], [0, 0, 0]])
+    credit = host_credit("host", {"name": "gigpo"}, {STATES: None})
+    exact = HostBatch(mask, rewards, ["g", "g"], states=[["a", "b"]] * 2, earned=[[0.5, 0.25]] * 2)
+    surplus = replace(exact, states=[["a", "b", "c"]] * 2, earned=[[0.5, 0.125, 0.125]] * 2)
+
+    assert torch.equal(*(weigh_batch(batch, credit)[0] for batch in (exact, surplus)))
+
+
 def test_the_estimator_of_verl_orders_outputs_and_leaves_padding_out():
     """Verl sorts sequences by length, repeats a session's score in each output, and copies fields to its padding."""
     pad = f"pad{'0' * 32}"
@@ -177,3 +189,44 @@ def test_what_entries_read_is_found_by_asking_them():
     both = {STATES, "validity of actions"}
     assert read_aspects(CREDITS["graphgpo"]()) == read_aspects(CREDITS["g2po"]()) == both
     assert read_aspects(CREDITS["hiper"](switch="^[0-9]", by="action")) == {"texts"}
+
+
+class Reader(RLOO):
+    """RLOO times a number from each turn."""
+
+    number = staticmethod(lambda turn: 1)
+
+    def __call__(self, group, **needed):
+        """Return RLOO's weights times the numbers."""
+        return [
+            own * torch.tensor([float(self.number(turn)) for turn in one.turns])
+            for own, one in zip(super().__call__(group, **needed), group, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (lambda turn: "sorry" in turn.action.text, "needs texts"),
+        (lambda turn: len(turn.action.token_ids), "needs tokens of actions"),
+        (lambda turn: len(turn.observation[-1]["content"]), "needs texts"),
+        (lambda turn: int(turn.observation_text), "needs texts"),
+        (lambda turn: 1 / 0, "cannot weigh a group of three episodes: ZeroDivisionError"),
+    ],
+)
+def test_a_credit_that_reads_what_no_host_provides_is_rejected(monkeypatch, number, said):
+    monkeypatch.setattr(Reader, "number", staticmethod(number))
+    with pytest.raises(ConfigError, match=said):
+        host_credit("host", Reader(), {STATES: None})
+
+
+def test_truncation_is_read_by_bootstrapping_alone():
+    given = {"values": None}
+    assert host_credit("host", {"name": "turn-gae"}, given)
+    assert host_credit("host", {"name": "hiper"}, given)
+    for section in (
+        {"name": "turn-gae", "truncated": "bootstrap"},
+        {"name": "hiper", "switch": "^You arrive"},
+    ):
+        with pytest.raises(ConfigError, match=r"needs (truncation of episodes|texts), which host does not"):
+            host_credit("host", section, given)

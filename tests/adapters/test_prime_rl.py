@@ -6,15 +6,16 @@ every sampled token. The last test runs where verifiers is installed.
 
 import asyncio
 import random
+import sys
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from perturn.adapters.host_credits import STATES, host_credit
-from perturn.adapters.prime_rl import weigh_rollouts, weigh_traces
+from perturn.adapters.prime_rl import install, weigh_rollouts, weigh_traces
 from perturn.credit import CREDITS
-from perturn.errors import DataError
+from perturn.errors import ConfigError, DataError
 from support.hosts import host
 
 
@@ -94,8 +95,54 @@ def test_states_and_rewards_come_from_info_of_traces_and_of_rollouts():
         trained = [one for sample in rollout.samples for one in sample.mask]
         spread = [value for value, own in zip(rollout.advantages, trained, strict=True) if own]
         assert spread == [value for node in trace.nodes for value in node.advantages]
-    with pytest.raises(DataError, match="expected a state for each of the 1 turns"):
-        weigh_traces([Trace(1.0, [Node([True])], {"state_keys": ["a", "b"]})] * 2, credit)
+    with pytest.raises(DataError, match="expected a state for each of the 2 turns"):
+        weigh_traces([Trace(1.0, [Node([True]), Node([True])], {"state_keys": ["a"]})] * 2, credit)
+
+
+def test_a_state_after_the_last_turn_of_a_trace_is_ignored():
+    """A recorded list of states often ends with the state after the last turn; a surplus reward counts for it."""
+    credit = host_credit("prime-rl", "gigpo", {STATES: None})
+    exact = {"state_keys": ["a", "b"], "turn_rewards": [0.5, 0.25]}
+    surplus = {"state_keys": ["a", "b", "c"], "turn_rewards": [0.5, 0.125, 0.125]}
+    found = []
+    for info in (exact, surplus):
+        traces = [Trace(reward, [Node([True]), Node([True])], info) for reward in (1.0, 0.0)]
+        rollouts = [Rollout(one.reward, [SimpleNamespace(mask=[True, False, True])], info) for one in traces]
+        weigh_traces(traces, credit)
+        weigh_rollouts(rollouts, credit)
+        found.append(
+            [[node.advantages for one in traces for node in one.nodes], [r.advantages for r in rollouts]]
+        )
+
+    assert found[0] == found[1]
+
+
+class Algorithm:
+    """An algorithm of prime-rl, as far as the adapter reads it."""
+
+    action_loss_type = "rl"
+
+    def __init__(self, length_penalty=None):
+        self.length_penalty = length_penalty
+
+
+@pytest.mark.parametrize("name", ["rae", "opd", "gpro"])
+def test_an_algorithm_that_reads_no_credit_of_groups_is_rejected(monkeypatch, name):
+    """One compares otherwise, the loss of another reads no advantages, and the last does not exist."""
+    opd = type("OPD", (Algorithm,), {"action_loss_type": "ref_kl"})
+    classes = {"grpo": Algorithm, "rae": Algorithm, "opd": opd}
+    module = SimpleNamespace(ALGORITHM_CLASSES=classes)
+    for each in ("prime_rl", "prime_rl.orchestrator"):
+        monkeypatch.setitem(sys.modules, each, ModuleType(each))
+    monkeypatch.setitem(sys.modules, "prime_rl.orchestrator.algo", module)
+
+    with pytest.raises(ConfigError, match=rf"algorithm '{name}' cannot be replaced\..* Known: grpo\."):
+        install("rloo", name)
+
+    install("rloo", "grpo")
+    classes["grpo"]()
+    with pytest.raises(ConfigError, match=r"orchestrator\.algo\.length_penalty must be left out"):
+        classes["grpo"](length_penalty=1)
 
 
 @pytest.mark.slow

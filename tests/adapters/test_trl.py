@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from perturn.adapters.host_batches import HostEpisode
 from perturn.adapters.released_estimators import ReleasedBatch, released_estimator
@@ -23,6 +24,7 @@ class Scored:
         self.model = SimpleNamespace(training=True)
         self.accelerator = SimpleNamespace(process_index=0)
         self.environments, self.batch = environments, batch
+        self.rollout_func = object  # the lists have an entry for each turn
 
     def _calculate_rewards(self, *_):
         return self.batch["rewards"][:, None]
@@ -135,6 +137,75 @@ def test_more_may_be_recorded_than_a_completion_has_turns(monkeypatch, masked):
     assert exact["advantages"].shape == surplus["advantages"].shape
     assert surplus["advantages"].isfinite().all()
     assert surplus["advantages"][0].any() != masked
+
+
+class World:
+    """An environment that records the state after each step, and a reward of 0.25."""
+
+    def __init__(self):
+        self.state_keys, self.turn_rewards = ["0"], []
+
+    def step(self):
+        """Move to the next state."""
+        self.state_keys.append(str(len(self.state_keys)))
+        self.turn_rewards.append(0.25)
+
+
+class Looped(GRPOTrainer):
+    """TRL's own loop of tool calls, with scripted answers of one token; an answer is a list of called tools."""
+
+    def __init__(self, scripts):
+        self.scripts, self.environments = scripts, [World() for _ in scripts]
+        self._sync_tool_dicts = [{"step": each.step} for each in self.environments]
+        self._async_tool_dicts = [{} for _ in scripts]
+        self.tools, self.environment_factories, self.rollout_func = [World.step], None, None
+        self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=99))
+        self.accelerator = SimpleNamespace(process_index=0)
+        self.max_completion_length, self.max_tool_calling_iterations = 99, 9
+        self.use_vllm = self._is_vlm = False
+        self._tokenizer, self._lengths = None, []
+
+    def _get_tool_suffix_ids(self, messages):
+        return [0] * len(messages)
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        return [[10 * ids[0] + sum(token > 9 for token in ids)] for ids in prompt_ids], None
+
+    def message(self, ids):
+        """Return the answer of a token: tens are the episode, and ones are the turn."""
+        calls = self.scripts[ids[0] // 10 - 1][ids[0] % 10]
+        functions = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in calls]
+        return {"role": "assistant", "tool_calls": functions}
+
+    def _generate_and_score_completions(self, inputs):
+        prompts = [[number] for number, _ in enumerate(self.scripts, 1)]
+        ids, _ = self._generate_single_turn(prompts)
+        said = [[self.message(each)] for each in ids]
+        mask, *_ = self._tool_call_loop([[] for _ in prompts], prompts, ids, said, None, None, {})
+        return {"completion_mask": torch.tensor(mask), "advantages": torch.zeros(len(prompts))}
+
+
+class LoopedTrainer(PerTurnAdvantages, Looped):
+    """The adapter on TRL's loop, which keeps what was recorded."""
+
+    def _weigh(self, gathered):
+        self.gathered = gathered
+        return [[0.0] * turns for turns, _, _ in gathered]
+
+
+def test_several_calls_and_rejected_calls_of_a_turn_shift_no_state(monkeypatch):
+    """The first episode calls two tools in its first turn; TRL rejects the first call of the second episode."""
+    scripts = [[["step", "step"], ["step"], []], [["fly"], ["step", "fly"], []]]
+    trainer = object.__new__(LoopedTrainer)
+    Looped.__init__(trainer, scripts)
+    monkeypatch.setattr(grpo_trainer, "parse_response", lambda _, ids, **__: trainer.message(ids))
+
+    trainer._generate_and_score_completions([{}] * 2)
+
+    assert trainer.gathered == [
+        (3, ["0", "2", "3"], [0.5, 0.25, 0.0]),
+        (3, ["0", "0", "1"], [0.0, 0.25, 0.0]),
+    ]
 
 
 def test_a_credit_of_states_needs_an_environment(monkeypatch):

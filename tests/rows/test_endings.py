@@ -218,11 +218,26 @@ def test_oec_learns_the_experts_turns_alone_of_corrections():
     assert [row.trajectory for row in found.rows] == [*EXPERTS, mended]
     assert [row.weight for row in found.rows] == [(1.0, 1.0), (1.0,), (0.0, 0.0, 1.0)]
     assert (found.counts["corrections"], found.lacks) == (1, "")
-    cut = Limit(whole=lambda one: one is not mended)
-    assert [row.trajectory for row in rows_of("oec", replace(given, limit=cut))] == EXPERTS
     none = replace(GIVEN, correct=lambda wanted: [replace(mended, success=False)])
     assert ROWS["oec"]()(none).lacks == "no failure could be corrected"
     assert ROWS["oec"]()(replace(none, explored=EXPLORED[:3])).lacks == "none is a failure"
+
+
+def test_oec_counts_corrections_that_do_not_fit():
+    """One of two fits; if none fits, it says so."""
+    mended = [
+        replace(episode("b", "north", *said, policy="expert"), taken_over=1)
+        for said in (("up",), ("up", "south"))
+    ]
+    limits = [Limit(whole=lambda one, most=most: len(one.turns) <= most) for most in (2, 1)]
+    some, none = (
+        ROWS["oec"]()(replace(GIVEN, limit=limit, correct=lambda wanted: mended)) for limit in limits
+    )
+
+    assert [row.trajectory for row in some.rows] == [*EXPERTS, mended[0]]
+    assert (some.counts["corrections"], some.counts["too_long"]) == (1, 1)
+    assert (none.counts["corrections"], none.counts["too_long"]) == (0, 2)
+    assert (none.rows, none.lacks) == ([], "no corrected episode fits the length limit")
 
 
 def test_oec_learns_from_the_corrections_of_earlier_iterations():

@@ -1,6 +1,8 @@
 """Row makers as the table has them: pure, checked by their settings, and added by other packages."""
 
+import re
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -9,6 +11,7 @@ from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits, rows_made
 from perturn.config.stages import policy_of, stages
+from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import ConfigError
 from perturn.needs import names_of
 from perturn.rows import ROWS
@@ -264,3 +267,19 @@ def test_corrections_need_a_world():
     """Objects in memory have none."""
     with pytest.raises(ConfigError, match="which only a run has"):
         RowInputs().correct([])
+
+
+def test_the_row_maker_of_the_docs_counts_every_explored_episode():
+    """Two successes of different lengths are a pair, and a failure is in none."""
+    page = (Path(__file__).parents[2] / "docs/how-to/extend.md").read_text()
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "class ShortOverLong" in each
+    )
+    names = {"__name__": __name__}
+    exec(block, names)
+    turn = Turn((), Action("a"))
+    played = [Trajectory(Task("t"), (turn,) * turns, success=turns < 3, sample=turns) for turns in (1, 2, 3)]
+
+    counts = names["ShortOverLong"]()(RowInputs(played)).counts
+
+    assert sum(ledger_of(counts, len(played))["bins"].values()) == len(played)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.config.row_maker_settings import Limit, RowInputs
 from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import DataError
-from perturn.methods.ipr.step_pairs import STEPS, pair_with_expert_steps
+from perturn.methods.ipr.step_pairs import STEPS, StepPairs, pair_with_expert_steps
 from perturn.rows.pairing import OUTCOMES, pair_with_expert
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
@@ -175,3 +176,13 @@ def test_a_ledger_counts_the_explored_episodes_alone():
 def test_branches_of_another_origin_are_refused():
     with pytest.raises(DataError, match="got origin 3"):
         pair_with_expert_steps([EXPERT], [], [branch(0.0, 1, "look", origin=3)])
+
+
+def test_steps_that_do_not_differ_within_the_limit_are_left_out():
+    """The pair of the step from turn 2; the pairs of whole episodes stay."""
+    limit = Limit(equal=lambda pairs: [True] * len(pairs))
+    inputs = RowInputs(EXPLORED, [EXPERT], branches=BRANCHES, limit=limit)
+    found = StepPairs(threshold=0.5)(inputs)
+
+    assert [pair.rejected for pair in found.rows] == EXPLORED[:1]
+    assert (found.counts["steps_kept"], found.counts["steps_too_long"]) == (0, 1)

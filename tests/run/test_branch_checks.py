@@ -1,9 +1,13 @@
 """Branches with other sections of a recipe: what does not go together is rejected before work."""
 
+from dataclasses import dataclass
+
 import pytest
 
+from perturn.config.explorer_settings import ExplorerTraits
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
+from perturn.explore.branching import ExploredBrancher
 from perturn.run.execute import check
 from perturn.run.stages.credit_checks import check_prover
 
@@ -135,3 +139,18 @@ def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):
     monkeypatch.syspath_prepend(place)
 
     assert check(recipe_of(place, *GREEDY, "explore.branches=1", *words)) is not None
+
+
+@dataclass(frozen=True)
+class AfterFirst(ExploredBrancher):
+    """Resume each explored episode after its first turn."""
+
+    def turns_of(self, one):
+        """Return turn 1, if the episode has it."""
+        return range(1, min(2, len(one.turns)))
+
+
+def test_an_own_explorer_imposes_what_its_settings_say():
+    """Credits must accept branches of some episodes, and branches that are cut."""
+    assert AfterFirst().traits == ExplorerTraits(frozenset({"branches"}))
+    assert AfterFirst(of="failures", turns=1).traits.imposes == {"some-episodes", "cut-branches"}

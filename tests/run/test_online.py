@@ -366,3 +366,14 @@ def test_pairs_that_part_too_late_are_counted_and_not_trained():
 
     assert of_branches == (pairs[1:], Counter(kept=2, too_long=2))
     assert corrected == (pairs[1:], Counter(kept=1, too_long=1, cut=1))
+
+
+def test_a_side_that_is_cut_to_the_shared_turns_makes_no_pair(place, monkeypatch):
+    """The deciding turn of the rejected side does not fit; an episode that ended there was not cut."""
+    monkeypatch.chdir(place)
+    said = ({"role": "user", "content": "Go on."},)
+    left, right = Turn(said, Action("Action: left")), Turn(said, Action("Action: right " + "far " * 150))
+    chosen, cut, ended = (Trajectory(Task("t"), turns) for turns in ((left, left), (left, right), (left,)))
+    pairs = [PreferencePair(chosen, cut), PreferencePair(cut, chosen), PreferencePair(chosen, ended)]
+
+    assert LengthLimit(recipe_of(place, "model.max_length=100")).equal(pairs) == [True, True, False]

@@ -12,7 +12,7 @@ from perturn.explore.branches import Branches
 from perturn.run.execute import check
 from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Status, Task
-from support.branches import jobs_of
+from support.branches import explored, jobs_of
 from support.windows import played
 
 from .online import GROUPS, recipe_of
@@ -104,3 +104,15 @@ def test_a_branch_in_a_window_is_left_where_it_is():
         (3, Status.UNFINISHED, False),
         (5, Status.UNFINISHED, False),
     ]
+
+
+def test_an_explorer_may_leave_out_an_episode():
+    """Its `choose` names turns of some episodes; the other episodes get no branches."""
+
+    class First(Branches):
+        def choose(self, inputs):
+            return super().choose(inputs)[:1]
+
+    jobs = jobs_of(First(every=1, branches=1), [explored(2, sample) for sample in range(3)])
+
+    assert [(job.begun.sample, job.kept) for job in jobs] == [(0, 1)]

@@ -218,20 +218,25 @@ def _told(
 ) -> list[Any] | None:
     """Return an entry for each turn of an episode, from its sequences; None if no sequence has entries.
 
+    Surplus entries of a sequence are treated as in `fitted_states` and `fitted_rewards`.
+
     Args:
         given: Entries of each sequence, or None `[sequences][turns]`.
         spans: Token ranges of the turns `[sequences][turns]`.
         rows: Indices of the episode's sequences.
-        empty: Entry for the turns of a sequence without entries, or without a trained token.
+        empty: Entry for the turns of a sequence without entries: None for states, 0 for rewards.
     """
     if given is None or all(given[row] is None for row in rows):
         return None
     found: list[Any] = []
     for row in rows:
-        if given[row] is not None and spans[row] == _NO_TURN:
-            found += fitted_states((), spans[row], row) if empty is None else [empty]
+        told = given[row]
+        if told is None or (not told and spans[row] != _NO_TURN):
+            found += [empty] * len(spans[row])
         else:
-            found += given[row] or [empty] * len(spans[row])
+            found += (
+                fitted_states(told, spans[row], row) if empty is None else fitted_rewards(told, spans[row])
+            )
     return found
 
 
@@ -239,7 +244,7 @@ def fitted_states(states: Sequence[Any], spans: Sequence[Span], row: int) -> lis
     """Return a state key for each turn of a sequence; surplus keys at the end are left out.
 
     Args:
-        states: Key of the state before each turn that was played.
+        states: Key of the state before each turn that was played, and possibly of the state at the end.
         spans: Token ranges of the turns.
         row: Number of the sequence. If no token is trained, the number is in its key, so that no other key is equal.
     """
@@ -247,7 +252,12 @@ def fitted_states(states: Sequence[Any], spans: Sequence[Span], row: int) -> lis
 
 
 def fitted_rewards(rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
-    """Return a reward for each turn of a sequence; the last turn also has the surplus rewards at the end."""
+    """Return a reward for each turn of a sequence; the last turn also has the surplus rewards at the end.
+
+    If no token is trained, the recorded rewards are not read.
+    """
+    if spans == _NO_TURN:
+        return [0.0]
     last = len(spans) - 1
     return [*rewards[:last], fsum(rewards[last:])] if len(rewards) > last else list(rewards)
 

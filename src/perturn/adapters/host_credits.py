@@ -8,8 +8,9 @@ from itertools import starmap
 from typing import Any
 
 from perturn.credit import Credit
-from perturn.errors import check_provided
+from perturn.errors import ConfigError, check_provided
 from perturn.needs import keyword, name_of
+from perturn.table import guarded
 from perturn.training.credit_choice import check_credit, make_credit
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -66,18 +67,27 @@ def _reads(credit: Credit) -> Iterator[str]:
     if credit.traits.sets_clip:
         yield "a clip range for each turn"
     yield from map(name_of, credit.needs)
-    yield from sorted(read_aspects(credit), key=lambda aspect: aspect != STATES)
+    yield from sorted(read_aspects(credit), key=lambda aspect: (aspect != STATES, aspect))
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return which of three inputs change a credit's weights: state keys, texts, and the validity of actions.
+    """Return which inputs that a host may lack a credit reads: state keys, texts, tokens, validity and truncation.
 
-    The credit weighs a small group, and then the same group with one of the inputs changed.
+    The credit weighs a small group, and then the group with other state keys, validity or truncation. An input is read
+    if the weights change. Texts and tokens are read if the credit gets the field of a turn or of its action.
+
+    Raises:
+        ConfigError: If the credit raises an error, and reads no texts and no tokens.
     """
+    seen: set[str] = set()
+    turn, action = _watched(Turn, seen), _watched(Action, seen)
     group = [
         Trajectory(
             Task("probe"),
-            tuple(Turn((), Action("", token_ids=(0,), logprobs=(0.0,)), reward) for reward in rewards),
+            tuple(
+                turn(_OBSERVATION, action("probe", token_ids=(0,), logprobs=(0.0,)), reward)
+                for reward in rewards
+            ),
             total_reward=sum(rewards),
             success=sample != 1,
             terminated=True,
@@ -85,32 +95,56 @@ def read_aspects(credit: Credit) -> set[str]:
         )
         for sample, rewards in enumerate([[0.0, 0.5, 1.0], [0.25, 0.0], [0.0, 0.0, 0.0, 0.5]])
     ]
-    plain = _probe(credit, group)
-    return {
-        aspect
-        for aspect, change in _CHANGED.items()
-        if plain
-        != _probe(
-            credit,
-            [replace(one, turns=tuple(starmap(change, enumerate(one.turns, one.sample)))) for one in group],
-        )
-    }
+    changed = {aspect: [change(one) for one in group] for aspect, change in _CHANGED.items()}
+    seen.clear()
+    try:
+        with guarded(f"credit {type(credit).__name__} cannot weigh a group of three episodes"):
+            plain = _probe(credit, group)
+            return {aspect for aspect, other in changed.items() if plain != _probe(credit, other)} | seen
+    except ConfigError:
+        if seen:
+            return seen
+        raise
 
 
-_CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
-    STATES: lambda at, turn: replace(turn, state_key=f"s{at % 2}"),
-    "texts": lambda at, turn: replace(
-        turn,
-        observation=({"role": "user", "content": f"{at} {'done' if at % 2 else 'Nothing happens.'}"},),
-        action=replace(turn.action, text=f"{at} {'<think>' if at % 2 else 'search[x]'}"),
-    ),
-    "validity of actions": lambda at, turn: replace(turn, valid=at % 3 > 0),
+_OBSERVATION = ({"role": "user", "content": "probe"},)
+_TEXTS, _TOKENS = "texts", "tokens of actions"
+_READ = {
+    "observation": _TEXTS,
+    "text": _TEXTS,
+    "reasoning": _TEXTS,
+    "tool_calls": _TEXTS,
+    "token_ids": _TOKENS,
+    "logprobs": _TOKENS,
 }
-"""Name of an input -> function (number, turn) that returns the turn with another value of the input."""
+"""Field of a turn or an action that no host provides -> name of the input."""
+
+
+def _watched(kind: Any, seen: set[str]) -> Any:
+    """Return a subclass of a data class whose objects add the inputs that are read to `seen`."""
+
+    def read(self: Any, name: str) -> Any:
+        if name in _READ:
+            seen.add(_READ[name])
+        return object.__getattribute__(self, name)
+
+    return type(f"Watched{kind.__name__}", (kind,), {"__getattribute__": read})
+
+
+def _each_turn(one: Trajectory, change: Callable[[int, Turn], Turn]) -> Trajectory:
+    return replace(one, turns=tuple(starmap(change, enumerate(one.turns, one.sample))))
+
+
+_CHANGED: dict[str, Callable[[Trajectory], Trajectory]] = {
+    STATES: lambda one: _each_turn(one, lambda at, turn: replace(turn, state_key=f"s{at % 2}")),
+    "validity of actions": lambda one: _each_turn(one, lambda at, turn: replace(turn, valid=at % 3 > 0)),
+    "truncation of episodes": lambda one: replace(one, terminated=False, truncated=True),
+}
+"""Name of an input -> function that returns an episode with another value of the input."""
 
 
 def _probe(credit: Credit, group: Sequence[Trajectory]) -> list[list[float]]:
-    """Return the weights of a group `[episodes][turns]`, with made-up quantities that differ between turns."""
+    """Return the weights of a group, with made-up quantities that differ between turns."""
     needed: dict[str, Any] = {
         keyword(name_of(need)): [[[-0.1 * at - 0.2] for at, _ in enumerate(one.turns)] for one in group]
         for need in credit.needs

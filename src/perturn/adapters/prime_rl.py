@@ -12,9 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perturn.adapters.host_batches import HostEpisode, turn_spans, weigh_episodes
+from perturn.adapters.host_batches import (
+    HostEpisode,
+    Span,
+    fitted_rewards,
+    fitted_states,
+    turn_spans,
+    weigh_episodes,
+)
 from perturn.adapters.host_credits import STATES, HostCredit, host_credit
 from perturn.credit import Credit
+from perturn.errors import check_fit, check_known
 
 if TYPE_CHECKING:
 
@@ -28,6 +36,8 @@ VERSIONS = ">=0.7,<0.9"
 TRACES = ">=0.3,<0.5"
 
 _STATES, _REWARDS = "state_keys", "turn_rewards"
+_COMPARES_OTHERWISE = ("hierarchical_grpo", "rae")
+"""Algorithms of prime-rl that do not compare all traces of a group with each other."""
 
 
 def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
@@ -41,7 +51,8 @@ def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
         one for one in traces if one.ok and one.agent.trainable and any(any(node.mask) for node in one.nodes)
     ]
     turns = [[node for node in one.nodes if any(node.mask)] for one in trained]
-    episodes = [_episode(one.reward, len(own), one.info) for one, own in zip(trained, turns, strict=True)]
+    spans = [[(0, len(node.mask)) for node in own] for own in turns]
+    episodes = [_episode(*both, row) for row, both in enumerate(zip(trained, spans, strict=True))]
     for own, weights in zip(turns, weigh_episodes(episodes, credit), strict=True):
         for node, weight in zip(own, weights, strict=True):
             node.advantages = [weight] * sum(node.mask)
@@ -51,7 +62,8 @@ def weigh_rollouts(rollouts: Sequence[Any], credit: HostCredit) -> None:
     """Weigh the rollouts of a group, and assign them the advantage of each token, as in prime-rl 0.7 and 0.8.0."""
     spans = [[turn_spans(sample.mask) for sample in one.samples] for one in rollouts]
     episodes = [
-        _episode(one.reward, sum(map(len, own)), one.info) for one, own in zip(rollouts, spans, strict=True)
+        _episode(one, [span for turns in own for span in turns], row)
+        for row, (one, own) in enumerate(zip(rollouts, spans, strict=True))
     ]
     for one, own, weights in zip(rollouts, spans, weigh_episodes(episodes, credit), strict=True):
         left, found = iter(weights), []
@@ -63,8 +75,21 @@ def weigh_rollouts(rollouts: Sequence[Any], credit: HostCredit) -> None:
         one.assign_advantages(found)
 
 
-def _episode(reward: float, turns: int, info: Mapping[str, Any]) -> HostEpisode:
-    return HostEpisode("group", [*[0.0] * (turns - 1), reward], info.get(_STATES), info.get(_REWARDS))
+def _episode(played: Any, spans: Sequence[Span], row: int) -> HostEpisode:
+    """Return a trace or rollout as an episode; see `fitted_states` for surplus keys.
+
+    Args:
+        played: The trace or rollout.
+        spans: Token ranges of its turns.
+        row: Index of the trace or rollout.
+    """
+    states, earned = played.info.get(_STATES), played.info.get(_REWARDS)
+    return HostEpisode(
+        "group",
+        [*[0.0] * (len(spans) - 1), played.reward],
+        None if states is None else fitted_states(states, spans, row),
+        None if earned is None else fitted_rewards(earned, spans),
+    )
 
 
 class PerTurnCredit(_Algorithm):
@@ -72,11 +97,15 @@ class PerTurnCredit(_Algorithm):
 
     credit: str | Mapping[str, Any] | Credit = "rloo"
     """A credit, the name of a credit, or a section `credit`."""
+    length_penalty: Any = None
+    """Penalty that the algorithm's own credit would subtract from rewards."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Make the credit, and check that prime-rl provides its inputs."""
+        """Make the credit, and check that prime-rl provides its inputs and asks for no penalty."""
         self._credit = host_credit("prime-rl", self.credit, {STATES: None})
         super().__init__(*args, **settings)
+        must = "be left out, since the credit of prime-rl that reads it is replaced"
+        check_fit(self.length_penalty is None, "orchestrator.algo.length_penalty", must, self.length_penalty)
 
     async def score_group(self, group: Sequence[Any]) -> None:
         """Compute the advantage of each turn of a group.
@@ -97,13 +126,20 @@ def install(credit: str | Mapping[str, Any] | Credit, algorithm: str = "grpo") -
 
     Args:
         credit: A credit, the name of a credit, or a section `credit`.
-        algorithm: Value of `orchestrator.algo.type` that names the algorithm.
+        algorithm: Value of `orchestrator.algo.type` that names the algorithm. Its loss must read advantages, and its
+            own credit must compare all traces of a group.
 
     Raises:
-        ConfigError: If prime-rl does not provide an input of the credit.
+        ConfigError: If the algorithm is not suitable, or prime-rl does not provide an input of the credit.
     """
     from prime_rl.orchestrator.algo import ALGORITHM_CLASSES
 
     host_credit("prime-rl", credit, {STATES: None})
+    known = [
+        name
+        for name, each in ALGORITHM_CLASSES.items()
+        if each.action_loss_type == "rl" and name not in _COMPARES_OTHERWISE
+    ]
+    check_known(algorithm, known, f"the credit of prime-rl's algorithm {algorithm!r} cannot be replaced")
     base = ALGORITHM_CLASSES[algorithm]
     ALGORITHM_CLASSES[algorithm] = type(f"PerTurn{base.__name__}", (PerTurnCredit, base), {"credit": credit})

@@ -1,13 +1,15 @@
 """Adapter for TRL 1.16: `GRPOTrainer` with one advantage per turn.
 
 `PerTurnAdvantages` is a mixin for `trl.GRPOTrainer`. A turn is a run of tokens that the model wrote, between the tokens
-of tool results. State keys and rewards of turns are optional. An environment records them in its attributes
-`state_keys` and `turn_rewards`. A `rollout_func` returns them as columns with these names.
+of tool results. State keys and rewards of turns are optional. An environment appends them to its attributes
+`state_keys` and `turn_rewards`. A `rollout_func` returns them as columns with these names, with an entry for each turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,6 +25,7 @@ from perturn.adapters.host_batches import (
 )
 from perturn.adapters.host_credits import STATES, host_credit
 from perturn.credit import Credit
+from perturn.errors import DataError
 
 if TYPE_CHECKING:
 
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
         num_generations: int
         num_generations_eval: int
         reward_weights: Tensor
+        rollout_func: Any
 
         def __init__(self, *args: Any, **settings: Any) -> None: ...
         def _calculate_rewards(self, *args: Any) -> Tensor: ...
+        def _generate_single_turn(self, *args: Any, **settings: Any) -> Any: ...
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]: ...
 
 else:
@@ -44,6 +49,8 @@ else:
 VERSIONS = ">=1.16,<2"
 
 _STATES, _REWARDS = "state_keys", "turn_rewards"
+Lengths = dict[str, list[int]]
+"""Name of a list that environments append to -> its length in each environment."""
 
 
 class PerTurnAdvantages(_Trainer):
@@ -57,7 +64,18 @@ class PerTurnAdvantages(_Trainer):
         tells = settings.get("environment_factory") or settings.get("rollout_func")
         hint = f"give an environment_factory or a rollout_func with {_STATES}"
         self._credit = host_credit("TRL", self.credit, {STATES: None if tells else hint})
+        self._lengths: list[Lengths] = []
         super().__init__(*args, **settings)
+
+    def _generate_single_turn(self, *args: Any, **settings: Any) -> Any:
+        """Generate the next turn of each completion as TRL does, and store how much the environments have recorded.
+
+        So the entries of a turn are known, also if the turn has several tool calls, or a call that TRL rejects.
+        """
+        worlds = self.environments or ()
+        told = {name: [getattr(one, name, None) or () for one in worlds] for name in (_STATES, _REWARDS)}
+        self._lengths.append({name: [*map(len, lists)] for name, lists in told.items()})
+        return super()._generate_single_turn(*args, **settings)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         """Compute rewards as TRL does, and store them, since TRL does not pass them to later methods."""
@@ -68,6 +86,7 @@ class PerTurnAdvantages(_Trainer):
         """Generate completions as TRL does, and replace the advantages with the credit's [sequences, tokens]."""
         from accelerate.utils import gather_object
 
+        self._lengths = []
         output = super()._generate_and_score_completions(inputs)
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         spans = [turn_spans(row) for row in mask.tolist()]
@@ -85,8 +104,8 @@ class PerTurnAdvantages(_Trainer):
     ) -> tuple[Sequence[Any] | None, Sequence[float] | None]:
         """Return the recorded states and rewards of an episode, for each turn of its completion.
 
-        More may be recorded than the completion has turns: TRL cuts off a tool's result that is too long, calls all
-        tools of a message one after the other, and may mask a whole completion.
+        More may be recorded than the completion has turns: TRL cuts off a tool's result that is too long, and may mask
+        a whole completion.
 
         Args:
             at: Index of the episode in this process.
@@ -101,10 +120,28 @@ class PerTurnAdvantages(_Trainer):
         )
 
     def _told(self, at: int, row: Mapping[str, Any], name: str) -> Sequence[Any] | None:
-        """Return the list `name` that a rollout or its environment recorded [turns]; None if there is none."""
+        """Return the list `name` that a rollout or its environment recorded [turns]; None if there is none.
+
+        If TRL calls the tools, the state before a turn is the environment's last entry when the turn begins. The reward
+        of a turn is the sum of the entries from there to the next turn.
+
+        Raises:
+            DataError: If an environment has no state before its first turn.
+        """
         if name in row:
             return list(row[name])
-        return None if self.environments is None else getattr(self.environments[at], name, None)
+        told = None if self.environments is None else getattr(self.environments[at], name, None)
+        if told is None or self.rollout_func is not None:
+            return told
+        before = [of_all[name][at] for of_all in self._lengths]
+        if name == _REWARDS:
+            return [fsum(told[start:end]) for start, end in pairwise([0, *before[1:], len(told)])]
+        if not before[0]:
+            raise DataError(
+                f"an environment of TRL has no entry in {_STATES} before the first turn; let its reset put the key of "
+                "the first state there."
+            )
+        return [told[count - 1] for count in before]
 
     def _weigh(
         self, gathered: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]

@@ -88,7 +88,8 @@ class Limit:
     whole: Callable[[Trajectory], bool] = lambda episode: True
     """Function from an episode to whether the whole episode fits."""
     equal: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
-    """Function from pairs to booleans: whether both sides of a pair have the same tokens within the limit [pairs]."""
+    """Function from pairs to booleans [pairs]: whether both sides have the same tokens within the limit, or one side is
+    cut to turns that both sides share."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Made:
     rows: Sequence[Any]
     """Pairs, trajectories, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of episodes by outcome, such as `kept`."""
+    """Numbers of explored episodes by outcome. If `kept` is one of the names, all numbers sum to the number of explored
+    episodes, except for names that begin with `cut` or `steps_`. A pair of explored episodes counts 2."""
     lacks: str = ""
     """Reason not to train on the rows, such as `none is a failure`; empty if there is none."""
     filtered: Collection[Key] = ()
@@ -153,7 +155,8 @@ class RowMaker(Protocol):
             def __call__(self, inputs: RowInputs) -> Made:
                 good = [one for one in inputs.explored if succeeded(one) and len(one.turns) <= self.turns]
                 rows = [WeightedTrajectory(one, (1.0,) * len(one.turns)) for one in good]
-                return Made(rows, {"kept": len(rows)}, "" if rows else "none is a short success")
+                counts = {"kept": len(rows), "others": len(inputs.explored) - len(rows)}
+                return Made(rows, counts, "" if rows else "none is a short success")
 
     A recipe chooses a row maker in `rows.name`, by its name or as `file.py:Class`. A package registers its row makers
     under `[project.entry-points."perturn.rows"]`.

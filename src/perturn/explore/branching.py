@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from perturn.config.explorer_settings import ExplorerTraits
 from perturn.config.sections import COUNT
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
@@ -40,7 +41,7 @@ class Brancher(Explorer):
         return ()
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return the branching turns of each episode in `inputs.begun`."""
+        """Return the branching turns of episodes in `inputs.begun`; other episodes get no branches."""
         return [Forks(*one.key, self._checked_turns(one), ()) for one in inputs.begun]
 
     def _checked_turns(self, one: Trajectory) -> tuple[int, ...]:
@@ -116,6 +117,11 @@ class ExploredBrancher(Brancher):
     of: Of = "all"
     """Explored episodes to resume: `all`, or `failures` for the episodes that did not solve their task."""
 
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Traits of the explorer; by default it provides branches, played by the exploring policy."""
+        return ExplorerTraits(frozenset({"branches"}), self.imposed(None))
+
     def begun(self, explored: Sequence[Trajectory], experts: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the explored episodes to resume."""
         return open_to(explored, self.of)
@@ -153,7 +159,7 @@ def branch_jobs(
 
     Args:
         begun: Episodes to resume, in any order.
-        chosen: Key of an episode -> its branching turns.
+        chosen: Key of an episode -> its branching turns. An episode that is missing gets no branches.
         seed: Seed of the run.
         branches: Number of branches at each branching turn.
         samples: Number of explored episodes per task; sample numbers of branches do not collide with theirs.
@@ -166,7 +172,7 @@ def branch_jobs(
     """
     jobs = []
     for one in sorted(begun, key=lambda one: one.key):
-        for number, kept in enumerate(kept for kept in chosen[one.key] for _ in range(branches)):
+        for number, kept in enumerate(kept for kept in chosen.get(one.key, ()) for _ in range(branches)):
             sample = one.sample + samples * (1 + number)
             jobs.append(
                 Job(one.task, seed_of(seed, one.task.id, sample, iteration), sample, one, kept, turns)

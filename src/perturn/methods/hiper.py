@@ -156,7 +156,7 @@ class HiPER:
 
     def _begins(self, turn: Turn) -> bool:
         """Return whether a segment begins at a turn, by `switch` and `by`."""
-        return (
-            re.search(self.switch, turn.observation_text if self.by == "reply" else turn.action.text)
-            is not None
-        )
+        if not self.switch:
+            return True
+        text = turn.observation_text if self.by == "reply" else turn.action.text
+        return re.search(self.switch, text) is not None

@@ -69,14 +69,15 @@ class OecRows:
             times = min(self.takeovers, len(one.turns) - 1)
             wanted += [(one, turns) for turns in sorted(turns_of(one, times, inputs.seed))]
         mended = [one for one in inputs.correct(wanted) if succeeded(one)]
-        divided.counts["corrections"] = len(mended)
-        earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # policy's turn first
-        if not earlier and not mended:
-            lacks = "no failure could be corrected" if divided.failures else "none is a failure"
-            return Made([], divided.counts, lacks)
         # The loss is on the end of an episode, so an episode whose end would be cut is left out.
-        rows = [_row(one) for one in (*earlier, *mended) if inputs.limit.whole(one)]
-        return Made([*map(weighted, divided.sft_episodes), *rows], divided.counts)
+        fitting = [one for one in mended if inputs.limit.whole(one)]
+        divided.counts["corrections"] = len(fitting)
+        divided.counts["too_long"] = len(mended) - len(fitting)
+        earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # policy's turn first
+        if not earlier and not fitting:
+            lacks = "no failure could be corrected" if divided.failures else "none is a failure"
+            return Made([], divided.counts, "no corrected episode fits the length limit" if mended else lacks)
+        return Made([*map(weighted, divided.sft_episodes), *map(_row, (*earlier, *fitting))], divided.counts)
 
 
 def _row(corrected: Trajectory) -> WeightedTrajectory:

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import perturn
 from perturn.errors import ConfigError, DataError
-from perturn.types import PreferencePair, Status, WeightedTrajectory
+from perturn.types import PreferencePair, Remaining, Status, WeightedTrajectory
 from support.weights import weights_of
 
 from .episodes import weighted
@@ -103,3 +103,18 @@ def test_a_credit_that_reads_a_reference_is_given_the_others_alone(broken, tiny_
 
     assert_close([*found[:2], *found[3:]], alone)
     assert found[2].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("credit", ["potential", "first-error", "process-score"])
+def test_a_failed_episode_needs_no_distance(broken, credit):
+    """The environment broke before its distance could be measured; it counts with score 0, and has no weights."""
+    measured = [
+        one
+        if one.status is Status.FAILED
+        else replace(one, turns=tuple(replace(turn, remaining=Remaining(2, 1)) for turn in one.turns))
+        for one in broken
+    ]
+
+    assert weights_of(measured, credit, failed="zero")[2].tolist() == [0.0] * 3
+    with pytest.raises(DataError, match="was not measured"):
+        weights_of(kept(broken), credit)

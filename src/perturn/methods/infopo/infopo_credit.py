@@ -71,7 +71,10 @@ class InfoPO(GroupCredit):
     Differs: gains are normalized over turns. The code divides each gain by the number of tokens of its turn first,
     and normalizes over tokens. The placeholder has a fixed length; the code repeats or cuts it to the length of the
     reply. `beta` does not decay over epochs. The code multiplies z by a factor that keeps its deviation at most 1; it
-    is left out, since z has this property with `normalize` std. A trajectory alone in its group gets 0.
+    is left out, since z has this property with `normalize` std. A trajectory alone in its group gets 0. The defaults
+    mix two configurations of the code: `beta` is 0.5 in `sglang_multiturn/config/grpo_multiturn.yaml`, and
+    `temperature` is 0.05 in `tau2/config/tau2_trainer.yaml`. `beta` and `temperature` are 0.5 and 0.5 in
+    `grpo_multiturn.yaml`, 0.3 and 0.5 in `colbench_trainer.yaml`, and 0.1 and 0.05 in `tau2_trainer.yaml`.
     """
 
     beta: Annotated[float, NOT_NEGATIVE] = 0.5

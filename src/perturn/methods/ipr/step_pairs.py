@@ -78,7 +78,10 @@ class StepPairs:
             experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
         )
         # A pair whose sides are cut before they differ is left out.
-        cut = inputs.limit.too_long([pair.rejected for pair in pairs if pair.rejected.origin is not None])
+        steps = [pair for pair in pairs if pair.rejected.origin is not None]
+        cut = inputs.limit.too_long([pair.rejected for pair in steps])
+        alike = zip(steps, inputs.limit.equal(steps), strict=True)
+        cut |= {pair.rejected.key for pair, is_alike in alike if is_alike}
         counts["steps_too_long"] = len(cut)
         counts["steps_kept"] -= len(cut)
         left = [pair for pair in pairs if pair.rejected.key not in cut]

@@ -115,8 +115,9 @@ class SPA(GroupCredit):
     `residual: false`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic.
         The head is a
     ridge regression, fitted again in each iteration on other episodes. The code trains a whole model with a linear
-    layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0. Returns are
-    not discounted.
+    layer on its logits, once. The code's `prm/rl_data_org.py` does not use the learned contributions. It gives every
+    turn the episode's reward minus the mean of the task's other rewards, and adds 0.5 to each executed turn. An
+    episode that FAILED has no bonus. A trajectory alone in its group gets 0. Returns are not discounted.
     """
 
     grounding: Annotated[float, NOT_NEGATIVE] = 0.0

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.tokens import Renderer
+from perturn.chat.tokens import Encoded, Renderer
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made
 from perturn.config.stages import Stage, mark, traits_of
@@ -195,19 +195,26 @@ class LengthLimit:
         return self.most is None or self._renderer.encode(one).longest <= self.most
 
     def equal(self, pairs: Sequence[PreferencePair]) -> list[bool]:
-        """Return, for each pair, whether both sides have the same tokens within the limit [pairs].
+        """Return, for each pair, whether its sides do not differ within the limit, see `Limit.equal` [pairs].
 
         False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the
         policy's tokenizer is not available here.
         """
         if not engine_settings(self._recipe).traits.serves_checkpoints or self.most is None:
             return [False] * len(pairs)
-        sides = [[self._fitting_ids(side) for side in (pair.chosen, pair.rejected)] for pair in pairs]
-        return [one is not None and one == other for one, other in sides]
+        sides = [[self._fitting(side) for side in (pair.chosen, pair.rejected)] for pair in pairs]
+        return [one is not None and other is not None and _are_equal(one, other) for one, other in sides]
 
-    def _fitting_ids(self, side: Trajectory) -> tuple[int, ...] | None:
-        """Return the token ids of the turns that fit; None if not even the first turn fits."""
+    def _fitting(self, side: Trajectory) -> Encoded | None:
+        """Return the tokens of the turns that fit; None if not even the first turn fits."""
         try:
-            return self._renderer.encode(side, self.most).ids
+            return self._renderer.encode(side, self.most)
         except DataError:
             return None
+
+
+def _are_equal(one: Encoded, other: Encoded) -> bool:
+    """Return whether two sides have the same tokens, or one was cut and the other begins with all of its tokens."""
+    short, long = sorted((one, other), key=lambda side: len(side.ids))
+    begins = long.ids[: len(short.ids)] == short.ids
+    return begins and (len(short.ids) == len(long.ids) or short.dropped_turns > 0)
