@@ -124,6 +124,22 @@ def test_mistrals_tools():
     )
 
 
+@pytest.mark.parametrize("name", ["mistral-v3", "mistral-nemo"])
+def test_mistrals_results_answer_the_calls_with_their_ids(name):
+    """Ids of another length become numbers; the results come in another order than the calls."""
+    calls = [{**call, "id": f"toolu_{n}"} for n, call in enumerate(said("", "door", "lamp")["tool_calls"])]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [
+        {"role": "tool", "content": text, "tool_call_id": f"toolu_{n}"}
+        for n, text in ((1, "lit"), (0, "red"))
+    ]
+    text = write(tokenizer_of("mistral"), TEMPLATES[name].text, [user("A door."), answer, *results])
+
+    assert text.index('{"content": lit, "call_id": "call00001"}') < text.index(
+        '{"content": red, "call_id": "call00000"}'
+    )
+
+
 def test_every_template_is_tested():
     assert set(KIND_OF) == set(TEMPLATES)
 
