@@ -24,7 +24,7 @@ writes to the run folder."""
 
 def world_size() -> int:
     """Return the number of processes that train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def usable_cores() -> int:

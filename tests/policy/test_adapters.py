@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
@@ -175,3 +175,14 @@ def test_adapters_without_peft_name_the_command(adapted, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r'need peft; run: pip install "perturn\[lora\]"'):
         load_model(adapted[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # peft warns of tied layers
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+def test_adapters_on_a_tied_layer_are_not_merged(layer, tmp_path):
+    """In the one weight, they would change both the input and the output embeddings."""
+    settings = LoraConfig(r=2, target_modules=[layer], task_type="CAUSAL_LM")
+    get_peft_model(load_model("tiny-agent"), settings).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=f"change (model.)?{layer}, .* with tie_word_embeddings=False"):
+        load_model(str(tmp_path))

@@ -146,6 +146,25 @@ leave({code})
 """
 
 
+FAILING = """
+import atexit, sys
+from perturn.cli import main
+atexit.register(print, "cleaned")
+sys.argv = ["perturn", "run", "missing.yaml"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("processes", "said"), [("", "cleaned\n"), ("2", "")])
+def test_a_command_that_fails_in_one_of_several_processes_ends_at_once(processes, said):
+    """Its error is printed, and it does not wait for the other processes."""
+    command, environment = [sys.executable, "-c", FAILING], {**os.environ, "WORLD_SIZE": processes}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout) == (2, said)
+    assert ended.stderr.startswith("error: ")
+
+
 @pytest.mark.parametrize(("code", "said"), [(0, "cleaned\n"), (1, "")])
 def test_a_process_that_is_done_leaves_threads_behind(code, said):
     """Functions for the exit run only without an error: to destroy a process group waits for the other processes."""

@@ -84,12 +84,10 @@ class Walk:
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
         """Divide the tokens of the newest observation into pieces, one per message if the template allows it."""
-        start = 0  # of the piece, in tokens
-        exact, known, before = (
-            0,
-            self._closed.removesuffix(self._owed),
-            self._before,
-        )  # the last token boundary
+        start = exact = (
+            0  # tokens before the piece, and before the last boundary of messages that is one of tokens
+        )
+        known, before = self._closed.removesuffix(self._owed), self._before
         for count, message in enumerate(self._new[:-1], start=1):
             part = self._template.try_render([*self._context, *self._new[:count]], self._tools)
             if part is None or not (part.startswith(known) and self._opened.startswith(part)):
@@ -101,7 +99,8 @@ class Walk:
                 yield Piece(heard.ids[start : exact + same], str(message["role"]), NO_TURN)
                 start = exact + same
             if same == len(alone):
-                exact, known, before = exact + same, part, text
+                exact += same
+                known, before = part, text or before
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:

@@ -27,7 +27,7 @@ from perturn.chat.model_names import adapters_in, from_pretrained, load_config, 
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import Shape
 from perturn.engines import Loaded
-from perturn.engines.local.weight_files import copy_weights, stored_weights
+from perturn.engines.local.weight_files import check_merge, copy_weights, stored_weights
 from perturn.errors import (
     ConfigError,
     ModelError,
@@ -71,13 +71,15 @@ def load_model(
         say: Function that is called with a message before slow work starts.
 
     Raises:
-        ModelError: If there is no such model; the message lists the places that were tried.
+        ModelError: If there is no such model (the message lists the places that were tried), or its adapters cannot be
+            merged.
     """
     transformers_logging.disable_progress_bar()
     found = adapters_in(name)
     if found is None:
         return from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
     model = load_model(found.base, dtype=dtype, say=say)
+    check_merge(model, Path(name))
     stored = stored_weights(name, model, dtype, found.beneath)
     if stored is None:
         model = (

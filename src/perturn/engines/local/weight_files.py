@@ -77,6 +77,24 @@ def copy_weights(model: Any, stored: StoredWeights, names: Collection[str]) -> N
             state[name].copy_(stored[name])
 
 
+def check_merge(model: Any, folder: Path) -> None:
+    """Reject adapters on a tied layer: merged into its weight, they would also change the other layer.
+
+    Raises:
+        ModelError: If adapters of the folder change the input or the output embeddings, which are one tensor.
+    """
+    read, written = model.get_input_embeddings(), model.get_output_embeddings()
+    if written is None or written.weight is not read.weight or not (folder / WEIGHTS).is_file():
+        return
+    held: Any = safe_open(folder / WEIGHTS, framework="pt")
+    for name in (name for name, each in model.named_modules() if each is read or each is written):
+        if any(f".{name}.lora_" in key for key in held.keys()):  # noqa: SIM118  the file object is no mapping
+            raise ModelError(
+                f"the adapters in {folder} change {name}, whose weight is also that of the other embeddings, so they "
+                "cannot be merged; save the merged model with tie_word_embeddings=False, and name its folder."
+            )
+
+
 def stored_weights(
     folder: str | Path, model: Any, dtype: torch.dtype, base: str | Path | None = None
 ) -> StoredWeights | None:

@@ -121,11 +121,11 @@ class InProcess:
             else:
                 await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
                 self._adapters = None
-            await self.label(version)
         except Exception as error:
             raise RunError(
                 f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
             ) from error
+        await self.label(version)
 
     async def workers(self) -> list[int]:
         """Return the number of workers of all replicas together, as a list of one number."""
