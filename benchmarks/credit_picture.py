@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from small_svg import pyplot, save
 
 from perturn.config.stages import makes, policy_of
 from perturn.credit import CREDITS
@@ -73,15 +74,9 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
 
 def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path) -> None:
     """Draw each row relative to its largest weight, and mark the turns that came no nearer to success."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
-    from matplotlib import pyplot
-
     wrong = wrong_turns(chosen)
     rows = np.array([[each / (max(map(abs, own)) or 1.0) for each in own] for own in weights.values()])
-    figure, (top, body) = pyplot.subplots(
+    figure, (top, body) = pyplot().subplots(
         2, 1, figsize=(11, 8), layout="constrained", sharex=True, height_ratios=[1, len(rows)]
     )
     top.imshow([wrong], aspect="auto", cmap="Greys", vmin=0, vmax=1.4)
@@ -99,8 +94,7 @@ def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path)
     body.set_xticks(range(len(wrong)), labels, rotation=90, fontsize=7)
     for axis in (top, body):
         axis.axvline(wrong.index(True) - 0.5, color="black", linewidth=1.2)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
+    save(figure, file)
 
 
 def candidates(episodes: Sequence[Trajectory]) -> list[str]:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from rollouts_sides import Shape, Words, load, make_scripts, play_ours, time_peer
 from rollouts_vllm import time_vllm
+from small_svg import pyplot, save
 from worlds import Sleeping, Uneven
 
 from perturn.engines.local.engine import LocalEngine
@@ -254,15 +255,13 @@ def growth() -> dict[str, Any]:
 
 def draw(found: dict[str, Any], file: Path) -> None:
     """Draw the growth as a figure."""
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     left.plot(range(1, len(found["seconds_by_turn"]) + 1), found["seconds_by_turn"], marker=".")
     left.set(xlabel="turn", ylabel="seconds, 16 conversations", ylim=(0, None))
     many = found["seconds_of_a_turn_by_conversations"]
     right.plot([int(n) for n in many], list(many.values()), marker="o")
     right.set(xlabel="conversations", ylabel="seconds of a turn, mean of 10", ylim=(0, None))
-    figure.savefig(file, metadata={"Date": None})
+    save(figure, file)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

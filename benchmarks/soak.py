@@ -27,6 +27,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 from kill_settings import COMMON, ONLINE, prepare
+from small_svg import pyplot, save
 
 FAILING = '''
 import os
@@ -184,13 +185,7 @@ def rates(rows: Sequence[dict[str, Any]], key: str, span: float = 180.0) -> list
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw the samples."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 5, figsize=(16, 3), layout="constrained")
+    figure, axes = pyplot().subplots(1, 5, figsize=(16, 3), layout="constrained")
     minutes = [row["seconds"] / 60 for row in rows]
     for ax, (name, title) in zip(
         axes,
@@ -210,7 +205,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         ax.set_xlabel("minutes")
         ax.set_ylim(bottom=0)
     axes[0].legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None})
+    save(figure, file)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from small_svg import pyplot, save
 from training_models import make_model
 
 from perturn.chat.tokens import NO_TURN, Encoded
@@ -116,13 +117,7 @@ def sweep(values: list[Any], to: Callable[[Any], dict[str, Any]]) -> list[dict[s
 
 def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
     """Draw one plot for each setting."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "perturn"  # makes the file reproducible
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
+    figure, axes = pyplot().subplots(1, len(rows), figsize=(3.2 * len(rows), 3), layout="constrained")
     for ax, (name, points) in zip(axes, rows.items(), strict=True):
         x = [point["value"] for point in points]
         ax.plot(x, [point["seconds"] for point in points], "o-", label="shared once")
@@ -130,8 +125,7 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
         ax.set(xlabel=SWEEPS[name]["label"], ylim=(0, None))
     axes[0].set_ylabel("seconds, forward and backward")
     axes[0].legend(frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
+    save(figure, file)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from perturn.errors import ContextFull, DataError, ModelError, PromptRejected
+from perturn.errors import ContextFull, DataError, EngineFailure, ModelError, PromptRejected
 from perturn.types import Prompt
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _SAID = re.compile(
 """Patterns of the error messages of servers that send none of these codes."""
 
 
-def ids_of(tokens: Tokens, prompt: Prompt) -> list[int] | PromptRejected:
+def ids_of(tokens: Tokens, prompt: Prompt) -> list[int] | EngineFailure:
     """Return the token ids of a prompt, or a failure if its conversation cannot be written.
 
     A policy, an environment or an agent's program may write what a chat template rejects, such as two system messages.

@@ -90,7 +90,7 @@ def check_merge(model: Any, folder: Path) -> None:
     for name in (name for name, each in model.named_modules() if each is read or each is written):
         if any(f".{name}.lora_" in key for key in held.keys()):  # noqa: SIM118  the file object is no mapping
             raise ModelError(
-                f"the adapters in {folder} change {name}, whose weight is also that of the other embeddings, so they "
+                f"the adapters in {folder} change {name}, which shares its weight with the other embeddings, so they "
                 "cannot be merged; save the merged model with tie_word_embeddings=False, and name its folder."
             )
 
