@@ -268,4 +268,4 @@ def test_a_reward_is_a_number(endpoint, body, param):
     found = send(endpoint, "/s/rewarded/reward", body)
 
     assert (found.status_code, found.json()["error"]["param"]) == (400, param)
-    assert endpoint.summary("rewarded")["reward"] == 0.0
+    assert endpoint.summary("rewarded")["reward"] is None

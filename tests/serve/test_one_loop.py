@@ -37,7 +37,8 @@ def served(engine, work, judge=None):
             async def send(message):
                 sent.append(message)
 
-            scope = {"type": "http", "method": "POST", "path": f"/s/{path}", "query_string": b""}
+            whole = path if path.startswith("/") else f"/s/{path}"
+            scope = {"type": "http", "method": "POST", "path": whole, "query_string": b""}
             await app(scope | {"headers": [(b"authorization", b"Bearer key")]}, receive, send)
             found = b"".join(message.get("body", b"") for message in sent[1:]).decode()
             return sent[0]["status"], dict(sent[0]["headers"]), found
@@ -176,3 +177,19 @@ def test_a_reward_function_may_raise_anything(error):
 
     assert episode.status is Status.FAILED
     assert f"the reward function failed: it raised {type(error).__name__}: mine" in episode.error
+
+
+def test_unnamed_streams_of_the_same_moment_keep_their_sessions():
+    """Both sessions have the same conversation; the second request finds the first session in use."""
+
+    async def work(sessions, post):
+        async def both(messages):
+            asked = [post(f"/{CHAT}", model="m", stream=True, messages=messages) for _ in range(2)]
+            return {headers[b"x-perturn-session"] for _, headers, _ in await asyncio.gather(*asked)}
+
+        return await both([USER]), await both([USER, {"role": "assistant", "content": "ok"}, USER])
+
+    opened, continued = served(Scripted(), work)
+
+    assert len(opened) == 2
+    assert continued == opened

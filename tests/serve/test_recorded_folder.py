@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from perturn.cli import app
 from perturn.errors import RunError
-from perturn.run.served_policy import begin_record
+from perturn.run.served_policy import begin_record, recipe_of_record
 from perturn.serve import Endpoint
 from support.scripted import Scripted
 
@@ -17,7 +17,7 @@ from support.scripted import Scripted
 def folder(tmp_path):
     """Two episodes of one task, of which one is rewarded, and a session that was open when its endpoint was closed."""
     with Endpoint(Scripted(), record=tmp_path / "record") as endpoint:
-        begin_record(tmp_path / "record", "tiny-agent", [])
+        begin_record(tmp_path / "record", recipe_of_record(tmp_path / "record", "tiny-agent", []))
         for name, reward in (("one", 1.0), ("one", 0.0), ("two", None)):
             headers = {"Authorization": f"Bearer {endpoint.key}"}
             body = {"model": "p", "messages": [{"role": "user", "content": "Where?"}]}
@@ -39,7 +39,24 @@ def test_without_a_name_the_credit_is_the_one_of_its_recipe(folder):
 
 
 def test_a_folder_keeps_to_the_model_of_its_recipe(folder):
-    begin_record(folder, "tiny-agent", [])
+    recipe_of_record(folder, "tiny-agent", [])
 
     with pytest.raises(RunError, match="record in another folder"):
-        begin_record(folder, "gpt-4.1-mini", ["engine.name=api"])
+        recipe_of_record(folder, "gpt-4.1-mini", ["engine.name=api"])
+
+
+def test_another_model_is_rejected_before_it_is_loaded(folder, monkeypatch):
+    monkeypatch.setattr("perturn.run.served_policy.open_beside", lambda *_: 1 / 0)
+    said = CliRunner().invoke(app, ["serve", "gpt-4.1-mini", "engine.name=api", "--record", str(folder)])
+
+    assert "record in another folder" in str(said.exception)
+
+
+def test_a_relative_model_folder_is_the_same_from_another_working_directory(tmp_path, monkeypatch):
+    model, record = tmp_path / "work/model", tmp_path / "record"
+    model.mkdir(parents=True)
+    monkeypatch.chdir(model.parent)
+    begin_record(record, recipe_of_record(record, "model", []))
+    monkeypatch.chdir(tmp_path)
+
+    assert recipe_of_record(record, "work/model", []).model.name == str(model)

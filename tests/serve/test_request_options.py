@@ -29,6 +29,10 @@ PATHS = {
         ("/v1/chat/completions", {"structured_outputs": {"regex": "a"}}, {"min_tokens": 0}),
         ("/v1/chat/completions", {"ignore_eos": True}, {"ignore_eos": False}),
         ("/v1/chat/completions", {"stop_token_ids": [3]}, {"stop_token_ids": [], "length_penalty": 1.0}),
+        ("/v1/chat/completions", {"continue_final_message": True}, {"continue_final_message": False}),
+        ("/v1/chat/completions", {"add_generation_prompt": False}, {"add_generation_prompt": True}),
+        ("/v1/chat/completions", {"allowed_token_ids": [3]}, {"allowed_token_ids": None}),
+        ("/v1/chat/completions", {"use_beam_search": True}, {"use_beam_search": False, "typical_p": 1.0}),
         ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {}),
         ("/v1/messages", {"output_format": {"type": "poem"}}, {"output_config": {"effort": "low"}}),
         ("/v1/responses", {"conversation": "conv_1"}, {"conversation": None}),
@@ -58,6 +62,7 @@ def test_anthropics_schema_is_the_schema_of_chat_completions():
         ("/s/a/reward", "POST", {"rewrad": 1}, "Did you mean 'reward'?"),
         ("/s/a/reward", "POST", {}, "no reward, success or done"),
         ("/s/a/reward", "POST", {"response": "r"}, "no reward, success or done"),
+        ("/s/a/reward", "POST", {"response": "r", "done": True}, "response names a turn"),
         ("/s/a/state", "PUT", {"state": "x", "stat": "y"}, "unknown key 'stat'"),
         ("/s/b", "PUT", {"sed": 3}, "Did you mean 'seed'?"),
     ],
@@ -161,3 +166,44 @@ def test_overrides_of_the_section_serve_are_settings_of_the_endpoint():
         read_settings(["serve.max_new_token=3"], "127.0.0.1", 8000)
     with pytest.raises(ConfigError, match="serve must be a section"):
         read_settings(["serve=3"], "127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("path", "option", "key"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "poem"}}, "response_format"),
+        ("/v1/messages", {"output_format": {"type": "poem"}}, "output_format"),
+        ("/v1/messages", {"output_config": {"format": {"type": "poem"}}}, "output_config.format"),
+        ("/v1/responses", {"text": {"format": {"type": "poem"}}}, "text.format"),
+    ],
+)
+def test_the_error_of_a_wrong_format_names_its_key(endpoint, path, option, key):
+    found = post(endpoint, path, {"model": "p", **PATHS[path], **option})
+
+    assert found.json()["error"]["message"].startswith(f"{key}.type: expected")
+
+
+def test_calls_that_become_text_lose_their_ids():
+    """A client may choose other ids in each request."""
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": '}}
+    first, second = (
+        read_conversation([*ASKED, {"role": "assistant", "content": "", "tool_calls": [{"id": id, **call}]}])
+        for id in ("call_1", "call_2")
+    )
+
+    assert first == second
+    assert "look" in first[1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "whole", "solved"), [(0.75, 0.5, False), (-0.5, 1.0, True), (1.0, 0.0, False)]
+)
+def test_the_reward_of_the_episode_decides_on_success(tmp_path, turn, whole, solved):
+    """The totals are 1.25, 0.5 and 1."""
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        response = ask(endpoint, "/s/a/v1/chat/completions").json()["id"]
+        post(endpoint, "/s/a/reward", {"response": response, "reward": turn})
+        post(endpoint, "/s/a/reward", {"reward": whole})
+
+    (episode,) = recorded(tmp_path)
+    assert (episode.total_reward, episode.success) == (turn + whole, solved)

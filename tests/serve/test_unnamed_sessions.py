@@ -1,5 +1,7 @@
 """Sessions of requests without a name: equal conversations of several agents, and the limit of open sessions."""
 
+import time
+
 from perturn.serve import Endpoint, ServeSettings
 from perturn.types import Task
 from support.endpoint_calls import ASKED, ask, post, recorded
@@ -46,3 +48,42 @@ def test_without_a_record_each_session_of_a_name_has_a_seed_of_its_own(endpoint,
 
     assert len({prompt.seed for prompt in engine.asked}) == 2
     assert len(set(kept)) == 2  # callers of this process choose their samples
+
+
+def test_a_session_that_is_not_continued_is_preferred_although_it_answers(endpoint):
+    first, second = (ask(endpoint).headers["x-perturn-session"] for _ in range(2))
+    continued = ask(endpoint, messages=said("ok")).headers["x-perturn-session"]
+    (other,) = {first, second} - {continued}
+    endpoint._sessions.known(other).in_flight += 1
+    again = ask(endpoint, messages=said("ok")).headers["x-perturn-session"]
+    endpoint._sessions.known(other).in_flight -= 1
+
+    assert again == other
+
+
+def test_a_rejected_session_cuts_no_other(tmp_path):
+    taken = {"task": "t", "sample": 0}
+    with Endpoint(Scripted(), ServeSettings(max_sessions=1), record=tmp_path) as endpoint:
+        post(endpoint, "/s/a", taken, "PUT")
+        post(endpoint, "/s/a/reward", {"reward": 1.0})
+        name = ask(endpoint).headers["x-perturn-session"]
+        refused = post(endpoint, "/s/b", taken, "PUT")
+        turns = endpoint.summary(name)["turns"]
+
+    assert (refused.status_code, turns) == (409, 1)
+
+
+def test_sessions_that_cannot_be_recorded_count_as_open(tmp_path, monkeypatch):
+    """The third session cuts the first, which stays open; then no other is opened until one has ended."""
+    with Endpoint(Scripted(), ServeSettings(max_sessions=2), record=tmp_path) as endpoint:
+        with monkeypatch.context() as broken:
+            broken.setattr(endpoint._record, "ended", lambda trajectory: 1 / 0)
+            found = [ask(endpoint) for _ in range(3)]
+            until = time.monotonic() + 30
+            while endpoint.counts()["open"] < 3 and time.monotonic() < until:
+                time.sleep(0.01)
+            refused = ask(endpoint)
+        open_now = endpoint.counts()["open"]
+
+    assert [each.status_code for each in found] == [200] * 3
+    assert (refused.status_code, open_now) == (429, 3)

@@ -51,7 +51,7 @@ def serve(
 ) -> None:
     """Serve a policy to agent programs, and record what they do."""
     from perturn.engines.engine_process import EngineProcess
-    from perturn.run.served_policy import begin_record, open_beside, reward_function
+    from perturn.run.served_policy import begin_record, open_beside, recipe_of_record, reward_function
     from perturn.serve import Endpoint
     from perturn.serve.settings import read_settings
 
@@ -59,12 +59,13 @@ def serve(
     settings, others = read_settings(overrides or [], host, port)
     judge = None if reward is None else reward_function(reward)
     key = os.environ.get(KEY) or None
+    recipe = None if record is None else recipe_of_record(record, model, others)  # before the model is loaded
     with at_work(f"opening {model}"):
         engine = open_beside(model, others, notices.print)
     try:
         with Endpoint(engine, settings, key=key, record=record, reward=judge, seed=seed) as endpoint:
-            if record is not None:
-                begin_record(record, model, others)
+            if record is not None and recipe is not None:
+                begin_record(record, recipe)
             results.print(f"policy:  {engine.name}", markup=False, soft_wrap=True)
             results.print(f"OpenAI:  OPENAI_BASE_URL={endpoint.url()}", markup=False, soft_wrap=True)
             results.print(f"Claude:  ANTHROPIC_BASE_URL={endpoint.address}", markup=False, soft_wrap=True)

@@ -100,11 +100,13 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
 
 
 def as_text(action: Action) -> Action:
-    """Return an action with its unreadable calls turned into text, all of it valid Unicode."""
+    """Return an action with its unreadable calls turned into text, all of it valid Unicode and without ids of calls."""
     text = action.text
     if action.tool_calls:
         try:
-            written = json.dumps([dict(call) for call in action.tool_calls], ensure_ascii=False)
+            calls = map(dict, action.tool_calls)
+            named = [{key: value for key, value in call.items() if key != "id"} for call in calls]
+            written = json.dumps(named, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):  # values that JSON cannot hold, or too deep nesting
             written = reprlib.repr(action.tool_calls)
         text = f"{text}\n{written}".lstrip()

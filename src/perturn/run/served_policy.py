@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import for_engine
+from perturn.chat.model_names import BUNDLED, for_engine
 from perturn.chat.templates import chat_template
 from perturn.cluster import Replicas
 from perturn.config.overrides import apply_overrides
@@ -229,30 +229,30 @@ def _open(
     )
 
 
-def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
-    """Write a recipe next to the episodes that an endpoint records, so that other commands can read them as a run.
+def recipe_of_record(folder: Path, source: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of the episodes that an endpoint records, with which other commands read them as a run.
 
     Args:
-        folder: Folder in which the endpoint records. If it has a recipe of the same model, nothing is written.
+        folder: Folder in which the endpoint records.
         source: The policy or model, as in `open_policy`.
         overrides: Overrides, as in `open_policy`.
 
     Raises:
-        PerturnError: If the recipe cannot be written, or the folder has episodes of another model.
+        PerturnError: If the folder has episodes of another model, or there is no such run or policy.
     """
-    paths = RunPaths(folder)
     run, _, policy = source.partition(":")
     words: dict[str, Any] = {}
     if RunPaths(Path(run)).is_run:
         recipe = resolve_recipe(Path(run), overrides)
         known = to_mapping(recipe)
-        words = {
-            "model": {**known["model"], "name": _policy_of(recipe, policy)[1]},
-            "engine": known["engine"],
-        }
+        words = {"model": known["model"], "engine": known["engine"]}
+        source = _policy_of(recipe, policy)[1]
     else:
         apply_overrides(words, overrides)
-        words["model"] = {**words.get("model", {}), "name": source}
+    local = Path(source).expanduser()
+    is_folder = source not in BUNDLED and local.is_dir()  # readers may have another working directory
+    name = str(local.resolve()) if is_folder else source
+    words["model"] = {**words.get("model", {}), "name": name}
     choices = {
         "environment": {"name": "agent"},
         "rows": {"name": "groups"},
@@ -260,17 +260,20 @@ def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
         "align": {"loss": {"name": "ppo-clip"}},
     }
     made = parse(Recipe, {**words, **choices, "name": folder.resolve().name})
-    if paths.is_run:
-        served, recorded = made.model.name, resolve_recipe(folder).model.name
-        if Path(served).resolve() != Path(recorded).resolve():
-            raise RunError(
-                f"{folder} has episodes of model {recorded}, and {served} is served; record in another folder."
-            )
-        return
-    write_whole(
-        paths.manifest, json.dumps({"recipe": made.name, "stages": {"explore": {"done": True}}, "files": {}})
-    )
-    write_whole(paths.recipe, to_yaml(made))
+    if RunPaths(folder).is_run and name != (recorded := resolve_recipe(folder).model.name):
+        raise RunError(
+            f"{folder} has episodes of model {recorded}, and {name} is served; record in another folder."
+        )
+    return made
+
+
+def begin_record(folder: Path, recipe: Recipe) -> None:
+    """Write the recipe of `recipe_of_record` in the folder of the episodes, unless the folder has a recipe."""
+    paths = RunPaths(folder)
+    if not paths.is_run:
+        found = {"recipe": recipe.name, "stages": {"explore": {"done": True}}, "files": {}}
+        write_whole(paths.manifest, json.dumps(found))
+        write_whole(paths.recipe, to_yaml(recipe))
 
 
 def reward_function(where: str) -> Callable[[Any], Any]:

@@ -71,8 +71,8 @@ class Session:
     parser: RequestParser = field(default_factory=RequestParser)
     is_automatic: bool = False
     """Whether the session's requests name no session, so that they are assigned to it by their conversation."""
-    reward: float = 0.0
-    """Reward of the whole episode, in addition to the rewards of single turns."""
+    reward: float | None = None
+    """Reward of the whole episode, in addition to the rewards of single turns; None: not given."""
     success: bool | None = None
     """Whether the task is solved, as the agent posted it; None: not posted."""
     next_state: str | None = None
@@ -246,7 +246,8 @@ class Session:
         if turns and self.reward:
             turns[-1] = replace(turns[-1], reward=turns[-1].reward + self.reward)
         total = math.fsum(turn.reward for turn in turns)
-        success = total >= 1 if self.success is None else self.success
+        judged = total if self.reward is None else self.reward
+        success = judged >= 1 if self.success is None else self.success
         if outcome.get("truncated") and self.full_context:
             outcome["error"] = self.full_context
             outcome |= {} if turns else {"status": Status.FAILED}

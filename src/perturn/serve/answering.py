@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,7 +11,7 @@ from functools import lru_cache
 from perturn.engines.engine_process import EngineLine, EngineProcess
 from perturn.engines.engine_thread import Answered, EngineThread, explained
 from perturn.episodes.engine_abilities import abilities_of
-from perturn.serve.exchange import Ask, Refusal
+from perturn.serve.exchange import Answer, Ask, Refusal, Reply
 from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
 
@@ -123,13 +124,40 @@ class Answering:
             else:
                 future.set_exception(explained(answer))
 
-    def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
+    def reply(
+        self,
+        response: str,
+        ask: Ask,
+        prompts: Sequence[Prompt],
+        actions: Sequence[Action],
+        answers: tuple[Answer, ...],
+    ) -> Reply:
+        """Return the reply to a request, with the numbers of its tokens.
+
+        Args:
+            response: Id of the response.
+            ask: The request.
+            prompts: Prompts of the request.
+            actions: The engine's action for each prompt.
+            answers: The answer for each prompt.
+        """
+        return Reply(
+            response,
+            ask.model,
+            int(time.time()),
+            answers,
+            self.abilities.prompt_tokens.get(prompts[0].conversation, 0),
+            self._answer_tokens(prompts, actions),
+            self._token_texts(actions) if ask.logprobs else (),
+        )
+
+    def _token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token `[actions][tokens]`."""
         decode = self.abilities.decode
         assert decode is not None  # otherwise `check` rejects the request
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
 
-    def answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:
+    def _answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:
         """Return the total number of tokens of the answers; an answer counts 0 if the engine does not report it."""
         counted = self.abilities.answer_tokens
         return sum(

@@ -129,7 +129,9 @@ async def _converse(
     name = _admit(key, request)
     ask = protocol.read(await _body(sessions, request))
     ask, session = sessions.session_of(ask, name)
-    answering = sessions.answer(session, ask, session.position(), protocol.new_id())
+    position = session.position()
+    prompts = await sessions.begin(session, ask, position)
+    answering = sessions.answer(session, ask, position, prompts, protocol.new_id())
     if ask.stream:
         return await _streamed(protocol, sessions, request, (session, ask), answering)
     reply = await _unless_gone(request, answering)
@@ -239,6 +241,13 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
     given = read_body(_Reward, await _body(sessions, request))
     if given.reward is None and given.success is None and given.done is None:
         raise Refusal(400, "the body has no reward, success or done; give one of them.", "invalid_value")
+    if given.reward is None and given.response is not None:
+        raise Refusal(
+            400,
+            "response names a turn, but the body has no reward for it; give reward.",
+            "invalid_value",
+            "reward",
+        )
     session = sessions.known(name)
     if given.reward is not None:
         session.give_reward(given.reward, given.response)

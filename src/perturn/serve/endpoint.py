@@ -153,8 +153,8 @@ class Endpoint:
         Args:
             session: Name of the session.
             reward: Reward of the episode; None: the reward that the agent posted, or 0.
-            success: Whether the task is solved. None: the value that the agent posted, or whether the total reward is
-                at least 1.
+            success: Whether the task is solved; None: the value that the agent posted. If it posted none, the reward of
+                the episode must be at least 1; without such a reward, the sum of the turns' rewards.
             error: Error of the episode, such as a crash of the agent; the episode is then FAILED.
             truncated: Whether a limit ended the session.
 

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,8 +27,8 @@ from perturn.serve.record import LOST, Record, SampleNumbers
 from perturn.serve.request_parser import RequestParser, continued
 from perturn.serve.reward_call import Judge, RewardCall
 from perturn.serve.settings import ServeSettings
-from perturn.serve.unnamed_sessions import UnnamedSessions
-from perturn.types import Engine, Sampling, Status, Task, Trajectory
+from perturn.serve.unnamed_sessions import UnnamedSessions, longest_idle
+from perturn.types import Engine, Prompt, Sampling, Status, Task, Trajectory
 
 _NO_TURN = "the session ended without a turn, so no turn can have its reward."
 """Error of an episode without turns, unless a caller in this process checks its episodes."""
@@ -83,12 +84,8 @@ class SessionManager:
         if name in self._sessions:
             return self._sessions[name]
         if self._ends.get(name, "ended") != "ended":
-            raise Refusal(
-                409,
-                f"session {name!r} is over ({self._ends[name]}); open another one.",
-                "session_ended",
-                "session",
-            )
+            said = f"session {name!r} is over ({self._ends[name]}); open another one."
+            raise Refusal(409, said, "session_ended", "session")
         return self.open(name, Task(name), parser=parser)
 
     def known(self, name: str) -> Session:
@@ -100,9 +97,8 @@ class SessionManager:
         if name in self._sessions:
             return self._sessions[name]
         if name in self._ends:
-            raise Refusal(
-                409, f"session {name!r} has ended ({self._ends[name]}).", "session_ended", "session"
-            )
+            said = f"session {name!r} has ended ({self._ends[name]})."
+            raise Refusal(409, said, "session_ended", "session")
         raise Refusal(404, f"there is no session {name!r:.80}.", "not_found", "session")
 
     def open(
@@ -125,20 +121,14 @@ class SessionManager:
         if name in self._sessions or name in self._ending.values():
             state = "open already" if name in self._sessions else "being recorded"
             raise Refusal(409, f"session {name!r} is {state}.", "session_exists", "session")
-        if len(self._sessions) >= self.settings.max_sessions and not self._cut_idle():
-            self.counts["refused"] += 1
-            raise Refusal(429, "too many sessions are open; come back later.", "too_many_sessions")
+        excess = self._excess()
         if sample is None:
             sample = self._samples.reserve(task.id)
-        elif (
-            not (is_kept or is_automatic or self._samples.take(task.id, sample)) and self._record is not None
-        ):
-            raise Refusal(
-                409,
-                f"task {task.id!r}, sample {sample}, is open or recorded already; count sample up.",
-                "exists",
-                "sample",
-            )
+        elif not (is_kept or is_automatic):
+            is_free = self._samples.take(task.id, sample)
+            if not is_free and self._record is not None:
+                said = f"task {task.id!r}, sample {sample}, is open or recorded already; count sample up."
+                raise Refusal(409, said, "exists", "sample")
         seed = seed_of(self._seed, task.id, sample) if seed is None else seed
         self._numbers += 1
         session = Session(
@@ -156,10 +146,28 @@ class SessionManager:
             self._kept.add(name)
         elif self._record is not None:
             self._record.begun(task, sample, seed)
+        if excess is not None:
+            self._close(excess, "cut: max_sessions were open", True, None)
         self._sessions[name] = session
         self._ends.pop(name, None)
         self.counts["opened"] += 1
         return session
+
+    def _excess(self) -> Session | None:
+        """Return the session to cut if another session is opened; None if `max_sessions` allows one more.
+
+        Raises:
+            Refusal: If too many sessions are open.
+        """
+        most = self.settings.max_sessions
+        if len(self._sessions) < most:
+            return None
+        # More are open only if a cut session could not be recorded, so that it is open again.
+        found = longest_idle(self._sessions.values()) if len(self._sessions) == most else None
+        if found is None:
+            self.counts["refused"] += 1
+            raise Refusal(429, "too many sessions are open; come back later.", "too_many_sessions")
+        return found
 
     # Answer a request.
 
@@ -174,9 +182,8 @@ class SessionManager:
         if previous is not None:
             session = self._of_response.get(previous)
             if session is None or (name is not None and session.id != name):
-                raise Refusal(
-                    404, f"there is no response {previous!r:.80}.", "not_found", "previous_response_id"
-                )
+                said = f"there is no response {previous!r:.80}."
+                raise Refusal(404, said, "not_found", "previous_response_id")
             ask = replace(ask, messages=continued(session.conversation_up_to(previous), ask.messages))
         elif name is None:
             return ask, self._by_conversation(ask)
@@ -198,17 +205,16 @@ class SessionManager:
         name = f"auto-{secrets.token_hex(8)}"
         return self.open(name, Task(name), 0, is_automatic=True, parser=parser)
 
-    async def answer(self, session: Session, ask: Ask, position: Position, response: str) -> Reply:
-        """Answer a request, and record its turns.
+    async def begin(self, session: Session, ask: Ask, position: Position) -> list[Prompt]:
+        """Start a request at once, so that other requests find its session in use; then `await answer(...)`.
 
         Args:
             session: The session of the request.
             ask: The request.
             position: Recorded turn that the request continues. Get it before another request of the session is read.
-            response: Id of the response.
 
         Raises:
-            Refusal: If the request cannot be answered.
+            Refusal: If the session has reached its limit of turns.
         """
         session.full_context = None  # only the newest request counts
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
@@ -217,7 +223,16 @@ class SessionManager:
                 raise Refusal(429, said, "too_many_calls")
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
-        prompts = session.begin(position, ask)
+        return session.begin(position, ask)
+
+    async def answer(
+        self, session: Session, ask: Ask, position: Position, prompts: Sequence[Prompt], response: str
+    ) -> Reply:
+        """Answer the prompts of `begin`, and record the turns under the id of the response.
+
+        Raises:
+            Refusal: If the request cannot be answered.
+        """
         most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
         sampling = session.sampling or sampling_of(ask.temperature, ask.top_p, most)
         try:
@@ -238,15 +253,7 @@ class SessionManager:
         self.counts["turns"] += len(answers)
         if position.broke is not None:
             self.counts[f"break: {position.broke.cause}"] += 1
-        return Reply(
-            response,
-            ask.model,
-            int(time.time()),
-            answers,
-            self._answering.abilities.prompt_tokens.get(prompts[0].conversation, 0),
-            self._answering.answer_tokens(prompts, actions),
-            self._answering.token_texts(actions) if ask.logprobs else (),
-        )
+        return self._answering.reply(response, ask, prompts, actions, answers)
 
     # End a session.
 
@@ -289,14 +296,6 @@ class SessionManager:
     def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
         del self._ending[ended]
         ended.exception()  # marks the exception as retrieved; a waiting caller still gets it
-
-    def _cut_idle(self) -> bool:
-        """Cut the unnamed session that has been idle for longest; return False if all are in use."""
-        idle = (each for each in self._sessions.values() if each.is_automatic and not each.in_flight)
-        session = min(idle, key=lambda each: each.touched, default=None)
-        if session is not None:
-            self._close(session, "cut: max_sessions were open", True, None)
-        return session is not None
 
     async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
         """Compute the reward of a closed session, and record it."""

@@ -39,7 +39,7 @@ class ServeSettings:
     session_seconds: Annotated[float, _SECONDS] = 86_400.0
     """Time limit of a session, in seconds from its opening. A session that exceeds it is cut."""
     idle_seconds: Annotated[float, _SECONDS] = 900.0
-    """Number of seconds without a request after which a session is cut."""
+    """Number of seconds without an answer, reward or state after which a session is cut."""
     request_seconds: Annotated[float, _SECONDS] = 600.0
     """Time limit for the answer to a request, in seconds."""
     reward_seconds: Annotated[float, _SECONDS] = 600.0

@@ -37,8 +37,8 @@ class UnnamedSessions:
     def find(self, key: _Key | None) -> Session | None:
         """Return the session that has a conversation; None if there is none.
 
-        Several agents may have had the same conversation so far. So a session is preferred that nothing has continued
-        there yet, and that has no answer in flight.
+        Several agents may have had the same conversation so far. So sessions that nothing has continued there yet are
+        preferred, then sessions without an answer in flight, and then the newest.
 
         Args:
             key: Key of the conversation up to its last answer; see `Position.end_key`.
@@ -46,5 +46,10 @@ class UnnamedSessions:
         if key is None or key not in self._of_key:
             return None
         newest_first = [*reversed(self._of_key[key].values())]
-        free = (each for each in newest_first if not each.in_flight and not each.is_continued(key))
-        return next(free, newest_first[0])
+        return min(newest_first, key=lambda each: (each.is_continued(key), each.in_flight > 0))
+
+
+def longest_idle(sessions: Iterable[Session]) -> Session | None:
+    """Return the unnamed session that has been idle for longest; None if there is none, or all are in use."""
+    idle = (each for each in sessions if each.is_automatic and not each.in_flight)
+    return min(idle, key=lambda each: each.touched, default=None)

@@ -184,8 +184,8 @@ class Line:
 
         Args:
             reward: Reward of the episode; None: the reward that the agent posted, or 0.
-            success: Whether the task is solved. None: the value that the agent posted, or whether the reward is at
-                least 1.
+            success: Whether the task is solved; None: the value that the agent posted. If it posted none, the reward of
+                the episode must be at least 1; without such a reward, the sum of the turns' rewards.
             error: Reason why the episode is marked FAILED; None if it is not.
             truncated: Whether a limit ended the episode.
         """

@@ -92,7 +92,7 @@ class Chat:
             texts(found.stop),
             found.seed,
             found.n or 1,
-            wanted_format(found.response_format),
+            wanted_format(found.response_format, "response_format"),
             bool(found.logprobs),
             found.tool_choice != "none",
             bool(found.stream),
@@ -164,10 +164,14 @@ def openai_error(error: Refusal) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def wanted_format(given: Any) -> Mapping[str, Any] | None:
+def wanted_format(given: Any, key: str) -> Mapping[str, Any] | None:
     """Return the requested response format in the form of chat completions; None for text.
 
     The other APIs write the parts of a JSON schema beside its type.
+
+    Args:
+        given: The format in the request.
+        key: Key of the format in the request, for the error message.
 
     Raises:
         Refusal: If the format is unknown.
@@ -176,12 +180,7 @@ def wanted_format(given: Any) -> Mapping[str, Any] | None:
     if kind is None or kind == "text":
         return None
     if not isinstance(given, Mapping) or kind not in ("json_object", "json_schema"):
-        raise Refusal(
-            400,
-            "response_format.type: expected text, json_object or json_schema.",
-            "invalid_value",
-            "response_format",
-        )
+        raise Refusal(400, f"{key}.type: expected text, json_object or json_schema.", "invalid_value", key)
     if kind == "json_schema" and "json_schema" not in given:
         return {"type": kind, kind: {"name": "answer", **{key: given[key] for key in given if key != "type"}}}
     return given

@@ -79,7 +79,9 @@ class Messages:
                 "messages: the last message must be of the user; an answer that is begun (prefill) is not supported.",
                 "invalid_messages",
             )
-        form = found.output_format or (found.output_config or {}).get("format")
+        key, form = "output_format", found.output_format
+        if not form:
+            key, form = "output_config.format", (found.output_config or {}).get("format")
         return Ask(
             [*system, *said],
             found.model,
@@ -88,7 +90,7 @@ class Messages:
             top_p=1.0 if found.top_p is None else found.top_p,
             max_tokens=found.max_tokens,
             stop=texts(found.stop_sequences),
-            response_format=wanted_format(form),
+            response_format=wanted_format(form, key),
             reads_calls=(found.tool_choice or {}).get("type") != "none",
             stream=bool(found.stream),
         )

@@ -59,7 +59,7 @@ class Responses:
             temperature=1.0 if found.temperature is None else found.temperature,
             top_p=1.0 if found.top_p is None else found.top_p,
             max_tokens=found.max_output_tokens,
-            response_format=wanted_format((found.text or {}).get("format")),
+            response_format=wanted_format((found.text or {}).get("format"), "text.format"),
             reads_calls=found.tool_choice != "none",
             stream=bool(found.stream),
             param="input",
