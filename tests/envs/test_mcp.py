@@ -216,7 +216,7 @@ def test_servers_with_tools_of_one_name_offer_different_tools(make):
 
 
 def test_the_name_tells_different_tasks_apart(make):
-    """So that scores on them are not paired; the values of variables may be secrets and do not count."""
+    """So that scores on them are not paired; values of variables, which may be secrets, and folders do not count."""
     names = [
         make(rows, servers=[{"command": SERVER} | server], **settings).name
         for rows, server, settings in (
@@ -226,11 +226,13 @@ def test_the_name_tells_different_tasks_apart(make):
             (ROWS, {"env": {"A": "1"}}, {}),
             (ROWS, {}, {"reward": "builtins:len"}),
             (ROWS, {"env": {"A": "2"}}, {}),
+            (ROWS, {"cwd": "/elsewhere"}, {}),
         )
     ]
 
     assert len(set(names)) == 5
     assert names[3] == names[5]
+    assert names[0] == names[6]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,10 @@ def test_tasks_in_a_set_have_no_order(kind):
 
     with pytest.raises(EnvironmentFailure, match=r"returned a set, whose order .* Remedy: return sorted"):
         game(**own).tasks("train")
-    assert "returned a set" in check_environment(type("Game", (Guess,), own))[0]
+    problem = check_environment(type("Game", (Guess,), own))[0]
+    assert "returned a set" in problem
+    assert problem.count("Remedy: ") == 1
+    assert problem.endswith("return sorted(...).")
 
 
 @pytest.mark.parametrize("said", ["go", [7], None, [("thought", "go")]])
@@ -91,3 +94,13 @@ def test_a_game_that_exits_is_reported():
     problems = check_environment(type("Game", (Guess,), {"step": lambda self, action: sys.exit("bye")}))
 
     assert any("raised SystemExit: bye (line" in each for each in problems)
+
+
+def test_numbers_of_numpy_from_an_ability_become_plain():
+    """In this process as in another."""
+    world = game(remaining=lambda self, task, actions, sense: (np.int64(2), None, np.array([1])[0]))
+    (task, *_) = world.tasks("train")
+
+    found = ability(world, "remaining")(task, ["1", "2"], "turns")
+
+    assert (found, type(found[0])) == ([2, None, 1], int)

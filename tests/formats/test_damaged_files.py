@@ -58,14 +58,34 @@ def test_a_damaged_gzip_file_is_named(tmp_path, rows):
 
 
 def test_rows_in_files_and_in_a_subfolder_are_rejected(tmp_path):
-    """A subfolder without rows does not matter."""
+    """A subfolder without rows does not matter, nor do a cache, a lock, a folder named like rows, and deeper files."""
     (tmp_path / "1.jsonl").write_text(line("a"))
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots" / "a.svg").write_text("<svg/>")
+    (tmp_path / "plots" / "deep").mkdir(parents=True)
+    for name in ("a.svg", "dataset_infos.json", "config.json", ".a.jsonl", "a.jsonl.lock", "deep/a.jsonl"):
+        (tmp_path / "plots" / name).write_text("{}")
+    (tmp_path / "plots" / "a.parquet").mkdir()
     assert len(list(read_rows(tmp_path))) == 1
 
-    (tmp_path / "more" / "deep").mkdir(parents=True)
-    (tmp_path / "more" / "deep" / "2.jsonl.gz").write_bytes(gzip.compress(line("b").encode()))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "2.jsonl.gz").write_bytes(gzip.compress(line("b").encode()))
 
     with pytest.raises(DataError, match=r"holds files of rows, and so does its folder more\. Put all files"):
         list(read_rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"version": 1, "task": "t1", "turns": []}, r"a\.jsonl:1: task: "),
+        (
+            {"task": "t1", "turns": [{"observation": [], "action": {"text": "a"}}]},
+            r"got task, turns\. Rename",
+        ),
+    ],
+)
+def test_a_damaged_trajectory_is_not_taken_for_a_list_of_rows(tmp_path, row, said):
+    """`turns` holds turns, which the command for a list of rows would tear apart."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+
+    with pytest.raises(DataError, match=said):
+        list(read_rows(tmp_path / "a.jsonl"))

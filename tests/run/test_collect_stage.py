@@ -3,13 +3,16 @@
 import asyncio
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from perturn.data.records import trajectory_to_dict
+from perturn.data.store import write_records
 from perturn.episodes.play_many import Job
 from perturn.episodes.world_threads import play_again
 from perturn.errors import WorldLost
+from perturn.run.execute import _check_row, open_run, run_stages
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn
 
@@ -70,3 +73,32 @@ def test_only_conversations_become_successes(tmp_path):
     file.write_text(f"{json.dumps(said)}\n{json.dumps(trajectory_to_dict(lost))}\n")
 
     assert list(own_episodes(file)) == [Trajectory(Task("row-1"), turns, success=True), lost]
+
+
+def test_episodes_of_a_file_that_are_no_successes_are_counted_in_a_warning(recipe, tmp_path, caplog):
+    """Training ignores them, whether they name an environment or not."""
+    turns = (Turn(({"role": "user", "content": "u"},), Action("a")),)
+    file = tmp_path / "own.jsonl"
+    write_records(file, [Trajectory(Task(name), turns, success=name == "a") for name in "abc"])
+
+    run_stages(
+        open_run(recipe, [f"output={tmp_path}", f"expert.file={file}"], "collect"), "collect", ["expert"]
+    )
+
+    assert "own.jsonl: training ignores 2 of the episodes, which are no successes" in caplog.text
+
+
+@pytest.mark.parametrize(("key", "count"), [("expert.file", 2), ("rows.path", 3)])
+def test_rows_that_training_ignores_are_not_checked(key, count):
+    """Of an expert's file these are trajectories without success; other rows count without one."""
+    turns, checked = (Turn((), Action("a")),), []
+    rows = [
+        Trajectory(Task("t"), turns),
+        Trajectory(Task("t"), turns, success=True),
+        Trajectory(Task("row-1"), turns),
+    ]
+
+    for row in rows:
+        _check_row(SimpleNamespace(check=checked.append), None, key, False, row)
+
+    assert len(checked) == count

@@ -74,7 +74,7 @@ def test_nothing_is_made_again(left, done):
     assert json.loads(before[0])
     assert "0 runs with 0 stages" in summary_line(board)
     assert (
-        f"The run folders of {len(states(board))} cells were deleted; their scores still count."
+        f"The run folders of {len(states(board))} cells were deleted in whole or in part; their scores still count."
         in summary_line(board)
     )
 

@@ -142,7 +142,9 @@ def test_a_policy_that_was_removed_is_refused(place):
     cell = next(plan.testing("perturn_corridor-Corridor", "tlm-dre", {"align.learning_rate": 0.01}))
     RunPaths(cell.folder).checkpoint(cell.policy).rmdir()
 
-    assert "does not hold the policy of perturn_corridor-Corridor tlm-dre" in refusal()
+    said = refusal()
+    assert "does not hold the policy of perturn_corridor-Corridor tlm-dre" in said
+    assert "or the run or files of it were removed" in said
 
 
 def test_it_decodes_as_the_recipe_says_and_not_as_the_other_test(place):

@@ -5,7 +5,10 @@ import shutil
 
 import pytest
 
+from perturn.config.parsing import to_yaml
+from perturn.errors import RunError
 from perturn.study import run_cells
+from perturn.study.cell_processes import do_cell
 from perturn.study.cell_results import choose, is_done
 from perturn.study.cells import Plan
 from perturn.study.run_cells import Conductor
@@ -147,3 +150,36 @@ def test_results_are_written_while_a_study_runs(study, tmp_path, monkeypatch):
     assert written == [{"done", "to do"}]
     assert set(states(board).values()) == {"done"}
     assert {row["state"] for row in json.loads(file.read_text())} == {"done"}
+
+
+def test_a_cell_of_which_some_files_are_gone_fails_with_the_remedy_of_its_run(study):
+    """Its run rejects the damage, so the cell is to do, and it is tried once."""
+    board, _, _ = study()
+    cell = next(cell for cell, _ in board.cells() if cell.method == "sft")
+    manifest = json.loads((cell.folder / "manifest.json").read_text())
+    seal = {"stage": "sft", "bytes": 1, "modified_ns": 1, "sha256": "1" * 64}
+    manifest["files"]["checkpoints/sft/config.json"] = seal
+    (cell.folder / "manifest.json").write_text(json.dumps(manifest))
+    (cell.folder / "recipe.yaml").write_text(to_yaml(cell.recipe))
+    assert not is_done(cell, "tune")
+
+    with pytest.raises(RunError, match=r"Restore from a copy; or `perturn verify"):
+        do_cell(cell, {}, False)
+
+
+def test_a_failed_write_of_results_is_told_once_and_tried_again(study, monkeypatch, caplog):
+    """A full disk stops no study, and the next write has what this one lacked."""
+    left = [OSError("disk full"), OSError("disk full")]
+    states_written = []
+
+    def write(files, board):
+        if left:
+            raise left.pop()
+        states_written.append(set(states(board).values()))
+
+    monkeypatch.setattr(run_cells, "write_results", write)
+    monkeypatch.setattr(run_cells, "_WRITE_SECONDS", 0.0)
+    study()
+
+    assert caplog.text.count("the results cannot be written yet: disk full") == 1
+    assert states_written

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from perturn.envs import ENVIRONMENTS
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.faults import plain_scalar
 from perturn.io.plain_data import survives_json
 from perturn.table import Table
 from perturn.traits import Ability, Form, traits_of
@@ -84,13 +85,26 @@ def ability_faults(environment: Any, label: str) -> list[str]:
     return found
 
 
+def plain_values(value: Any) -> Any:
+    """Return a value as JSON would: tuples become lists, and NumPy scalars become numbers."""
+    if isinstance(value, tuple | list):
+        return [plain_values(each) for each in value]
+    if isinstance(value, dict):
+        return {key: plain_values(each) for key, each in value.items()}
+    return plain_scalar(value)
+
+
 def in_form(form: Form, value: Any, what: str) -> Any:
     """Return an argument or result of an ability; iterables other than texts and dicts become lists.
+
+    Tuples in it become lists, and NumPy scalars become numbers.
 
     Raises:
         EnvironmentFailure: If the value does not have the form. The message begins with `what`.
     """
-    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
+    listed = plain_values(value)
+    if isinstance(listed, Iterable) and not isinstance(listed, str | Mapping):
+        listed = plain_values(list(listed))
     if not _fits(form, listed):
         raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
     return listed

@@ -95,7 +95,11 @@ class _Problems:
             frames = traceback.extract_tb(error.__traceback__)
             theirs = [each for each in frames if not Path(each.filename).is_relative_to(_OURS)]
             where = f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name})" if theirs else ""
-            self.add(f"{what} raised {type(error).__name__}: {error}{where}", remedy)
+            problem = f"{what} raised {type(error).__name__}: {str(error).removesuffix('.')}{where}"
+            if "Remedy:" in problem:
+                self.say([f"{problem}."])
+            else:
+                self.add(problem, remedy)
             return _RAISED
 
     def observe(self, what: str, call: Callable[[], object], remedy: str) -> Observation | None:

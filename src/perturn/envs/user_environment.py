@@ -14,12 +14,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from perturn.envs.abilities import ABILITIES, ability_faults, in_form, known_abilities
+from perturn.envs.abilities import ABILITIES, ability_faults, in_form, known_abilities, plain_values
 from perturn.envs.adapter_values import outcome_of, schema_of
 from perturn.envs.async_worlds import AwaitedWorld, awaited
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, read_said, write_action
 from perturn.errors import ConfigError, EnvironmentFailure, check_none
-from perturn.faults import plain_scalar
 from perturn.io.plain_data import fault
 from perturn.table import check_names
 from perturn.traits import Ability, EnvironmentTraits
@@ -284,7 +283,7 @@ def _task(value: Any, split: str, index: int) -> Task:
                 "give the key another name."
             )
         return value
-    value = _plain(value)
+    value = plain_values(value)
     if isinstance(value, dict):
         key, kind, answer = (value.get(name) for name in ("id", "kind", "answer"))
         is_gold = isinstance(answer, str | int | float) and not isinstance(answer, bool)
@@ -307,15 +306,6 @@ def _value(task: Task) -> Any:
     """
     data = deepcopy(dict(task.data))
     return data.get(_LISTED, replace(task, data=data))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON would: tuples become lists, and NumPy scalars become numbers."""
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return plain_scalar(value)
 
 
 def _observation(answer: Any, calls: int) -> Any:

@@ -110,9 +110,10 @@ _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", 
 
 
 def is_trajectory(row: Any) -> bool:
-    """Return whether an object is a trajectory in Perturn's format."""
-    is_named = isinstance(row, Mapping) and isinstance(row.get("task"), Mapping)
-    return is_named and "turns" in row and not row.keys() & _PUBLIC
+    """Return whether an object is a trajectory in Perturn's format, perhaps with a damaged task."""
+    if not isinstance(row, Mapping) or "turns" not in row or row.keys() & _PUBLIC:
+        return False
+    return "version" in row or isinstance(row.get("task"), Mapping)
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:

@@ -47,8 +47,8 @@ _SPLIT = re.compile(
     r"(?:^|[^a-z])(train|training|test|testing|valid|validation|val|dev|eval|evaluation)(?:[^a-z]|$)", re.I
 )
 """Pattern of a split in the name of a file."""
-_ROWS = re.compile(r".*\.(jsonl?|ndjson|parquet|arrow|feather)(\.\w+)?", re.I)
-"""Pattern of the usual names of row files."""
+_ROWS = re.compile(r"(?!\.|__).*\.(jsonl|ndjson|parquet|arrow|feather)(\.\w+)?", re.I)
+"""Pattern of the usual names of row files. A `.json` file is more often a configuration or a result."""
 _DAMAGE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Errors that a file or its decompression raises."""
 _LOOKED_AT = 20
@@ -239,7 +239,7 @@ def _open_folder(folder: Path) -> Source:
     if not files:
         below = f"; the folders in it are {', '.join(each.name for each in folders[:8])}" if folders else ""
         raise DataError(f"{folder} holds no file of rows{below}. {_REMEDY}")
-    if nested := next((each for each in folders if any(map(_is_named_rows, each.rglob("*")))), None):
+    if nested := next((each for each in folders if any(map(_is_named_rows, each.glob("*")))), None):
         raise DataError(
             f"{folder} holds files of rows, and so does its folder {nested.name}. Put all files into one folder, or "
             "give one file."
@@ -254,7 +254,8 @@ def _open_folder(folder: Path) -> Source:
 
 
 def _is_named_rows(file: Path) -> bool:
-    return _ROWS.fullmatch(file.name) is not None
+    named = _ROWS.fullmatch(file.name) is not None and not _NO_ROWS.fullmatch(file.name)
+    return named and file.is_file()
 
 
 def _visible(folder: Path) -> list[Path]:

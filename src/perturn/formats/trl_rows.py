@@ -127,15 +127,21 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
         return {"prompt": prompt, "completion": completion, **_beside(row)}
     (prompt, chosen), (other, rejected) = _completion(row.chosen), _completion(row.rejected)
     compared = (
-        ("begin with different prompts", prompt, other),
-        ("have different tools", row.chosen.tools, row.rejected.tools),
-        ("have different chat_template_kwargs", row.chosen.template_kwargs, row.rejected.template_kwargs),
+        ("begin with different prompts", prompt, other, "one protocol"),
+        ("have different tools", row.chosen.tools, row.rejected.tools, "equal tools"),
+        (
+            "have different chat_template_kwargs",
+            row.chosen.template_kwargs,
+            row.rejected.template_kwargs,
+            "equal variables",
+        ),
     )
-    if what := next((what for what, one, two in compared if one != two), None):
-        raise DataError(
-            f"task {row.chosen.task.id!r}: chosen and rejected {what}, which no row of TRL's can say. Make the pair of "
-            "episodes of one protocol."
-        )
+    for what, one, two, same in compared:
+        if one != two:
+            raise DataError(
+                f"task {row.chosen.task.id!r}: chosen and rejected {what}, which no row of TRL's can say. Make the "
+                f"pair of episodes with {same}."
+            )
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **_beside(row.chosen)}
 
 

@@ -78,8 +78,8 @@ def what_wrapper(row: Mapping[str, Any]) -> str | None:
 
 
 def _may_be_row(value: Any) -> bool:
-    """Return whether a value may be a row: an object that is no message."""
-    return isinstance(value, Mapping) and not {"role", "from"} & value.keys()
+    """Return whether a value may be a row: an object that is no message and no turn."""
+    return isinstance(value, Mapping) and not {"role", "from", "observation", "action"} & value.keys()
 
 
 def keys_of(row: Mapping[str, Any]) -> str:

@@ -274,7 +274,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
             open_rows(file)
         most = recipe.model.max_length
         sampled = key == "explore.path" and _reads_sampled(recipe)
-        can_be_used = partial(_check_row, renderer, most, key == "explore.path", sampled)
+        can_be_used = partial(_check_row, renderer, most, key, sampled)
         deque(rows_of(user_path(file, key), kind, can_be_used), maxlen=0)
 
 
@@ -297,14 +297,12 @@ def _check_sampled(row: Trajectory) -> None:
             )
 
 
-def _check_row(
-    renderer: Renderer | None, max_length: int | None, explored: bool, sampled: bool, row: Row
-) -> None:
+def _check_row(renderer: Renderer | None, max_length: int | None, key: str, sampled: bool, row: Row) -> None:
     """Reject a user's row that the chat template rejects, a pair of equal sides, or an explored row without outcome.
 
     Rows that are not trained on are not checked.
     """
-    if explored and isinstance(row, Trajectory) and is_numbered(row):
+    if key == "explore.path" and isinstance(row, Trajectory) and is_numbered(row):
         raise DataError(
             "the row is a conversation, and has no task and no reward. `perturn import-logs` makes episodes of rows "
             "with `messages`, `reward` and `task`."
@@ -316,7 +314,8 @@ def _check_row(
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
-        if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
+        is_taught = is_numbered(side) if key == "expert.file" else not side.environment or len(sides) == 2
+        if not failed(side) and (is_taught or succeeded(side)):
             renderer.check(side)
     if isinstance(one, PreferencePair) and not any(map(failed, sides)):
         locate("perturn.policy.examples:encode_example")(one, renderer, max_length)

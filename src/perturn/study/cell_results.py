@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from perturn.data.episode_outcomes import Outcome, read_outcomes
-from perturn.data.file_seals import done_stages, read_manifest, sealed_digests, without_removed
+from perturn.data.file_seals import read_manifest, sealed_digests
 from perturn.data.run_files import read_note
 from perturn.data.run_paths import RunPaths
 from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import Maker
 from perturn.study.cells import Cell, Point
+from perturn.study.stage_sharing import held_stages
 
 TaskListName = Literal["tune", "test"]
 _SCORED = "scored.json"
@@ -26,17 +26,12 @@ TASK_LISTS: tuple[TaskListName, ...] = ("tune", "test")
 def is_done(cell: Cell, task_list: TaskListName) -> bool:
     """Return whether a cell's run is finished and, for the test tasks, whether its policy is scored too.
 
-    A stage whose files were all removed is not finished.
+    A stage is not finished if one of its files was removed.
     """
-    whole = _finished(cell.folder) >= set(cell.stages)
+    whole = held_stages(cell.folder) >= set(cell.stages)
     if not whole or task_list == "tune":
         return whole
-    return "evaluate-base" in _finished(cell.scored) and not _is_stale(cell)
-
-
-def _finished(folder: Path) -> set[str]:
-    manifest = read_manifest(folder)
-    return done_stages(manifest) - without_removed(folder, manifest["files"])[1]
+    return "evaluate-base" in held_stages(cell.scored) and not _is_stale(cell)
 
 
 def forget_stale(cell: Cell) -> None:

@@ -122,7 +122,8 @@ def _refuse_unmade(cell: Cell) -> None:
     if not is_done(cell, "tune") or not is_there:
         raise ConfigError(
             f"again: {cell.folder} does not hold the policy of {cell.label}: the recipe of the other study has changed "
-            "since, or the run was removed; make that study again under another output, and this one there too."
+            "since, or the run or files of it were removed; make that study again under another output, and this one "
+            "there too."
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from perturn.study.finished_cells import Kept
 from perturn.study.stage_sharing import Sources
 from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
+
+_logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 """Interval between checks of the running cells, in seconds."""
@@ -82,6 +84,8 @@ class Conductor:
     """Whether a cell has ended since results were written."""
     _due: float = field(default=0.0, init=False)
     """Time from which results may be written again, by `time.monotonic`."""
+    _told: str = field(default="", init=False)
+    """Last error of a write, which is logged once."""
 
     def run(self) -> None:
         """Run all unfinished cells. Ctrl-C stops every worker, and the next call resumes the study."""
@@ -136,9 +140,13 @@ class Conductor:
         began = time.monotonic()
         if not self._has_new or began < self._due:
             return
-        self._has_new = False
-        with suppress(PerturnError):  # the write at the end of the study raises it
+        try:
             write_results(self.files, self.board)
             self.board.kept = Kept(self.files.folder)  # runs may now be deleted
+            self._has_new = False
+        except (PerturnError, OSError) as error:  # the write at the end of the study raises it
+            if str(error) != self._told:
+                _logger.warning("the results cannot be written yet: %s", error)
+            self._told = str(error)
         ended = time.monotonic()
         self._due = ended + max(_WRITE_SECONDS, 19 * (ended - began))

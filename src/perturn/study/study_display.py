@@ -133,7 +133,9 @@ def summary_line(board: Board) -> str:
         f"the others are shared between runs. {board.unknown} scores are of points that are not chosen yet."
     ]
     if any(kept):
-        lines.append(f"The run folders of {sum(kept)} cells were deleted; their scores still count.")
+        lines.append(
+            f"The run folders of {sum(kept)} cells were deleted in whole or in part; their scores still count."
+        )
     lines += [
         f"failed: {runs[folder].label}: {error}" for folder, error in board.errors.items() if folder in runs
     ]

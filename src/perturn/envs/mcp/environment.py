@@ -88,7 +88,7 @@ class Mcp:
                 answer is the policy's last message without calls. None: compare the answer with the row's answer.
             tools: Names of the tools that are offered. None: all.
             version: Version of servers and tasks, recorded in every trajectory. Empty: a hash of the rows, the
-                servers, the tools and the name of the reward function.
+                servers (without `cwd`), the tools and the name of the reward function.
             start_seconds: Time limit for starting a server, in seconds.
             call_seconds: Time limit of a call, in seconds. After it, the policy sees an error as the result.
             result_characters: Number of characters after which a result is cut.
@@ -106,7 +106,8 @@ class Mcp:
         self._tools = tools
         self._limits = {"start_seconds": start_seconds, "call_seconds": call_seconds}
         self._longest = result_characters
-        started = [asdict(each) | {"env": sorted(each.env)} for each in self._servers]
+        # `cwd` differs between machines, and `env` may hold paths.
+        started = [asdict(each) | {"env": sorted(each.env), "cwd": None} for each in self._servers]
         played = json.dumps([self._rows, started, tools, reward], sort_keys=True, default=str)
         self.name = f"mcp-{version or short_hash(played)[:8]}"
         self._open: McpServers | None = None

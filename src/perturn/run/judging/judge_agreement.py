@@ -44,14 +44,15 @@ class Labeled:
     question: Question
     label: float
     unit: str
-    """Key of the labelled episode or text. Labels of one episode are correlated."""
+    """Key of the labelled episode or text. Labels of one episode are correlated. Episodes with equal content have one
+    key, and each text has its own."""
 
 
 def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
     """Return the agreement of a judge with labels, as JSON data. Undefined estimates are null.
 
     Intervals are clustered by episode, since labels on turns of one episode are correlated. `n` is the number of
-    episodes and texts.
+    episodes and texts. Episodes with equal content count as one.
 
     - `agreement`: fraction of the ratings that differ from their label by less than 0.5;
     - `kappa`: Cohen's kappa with quadratic weights; `rank_correlation`: Spearman's rank correlation; - `bias`: mean of

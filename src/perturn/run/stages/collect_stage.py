@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.branch_stage import explorer_of, not_come_back
 from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, unfinished
+
+_logger = logging.getLogger(__name__)
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
 """Keys of rows in the formats of Perturn, TRL and ShareGPT. Each row has at least one of these keys."""
@@ -104,6 +107,8 @@ def bring_expert(session: Session, stage: Stage) -> None:
         counts |= outcomes(read_trajectories(target))
         if compares_expert(session.recipe):
             counts |= session.judge(target, "expert episodes")
+    if ignored := counts["episodes"] - counts["success"]:
+        _logger.warning("%s: training ignores %d of the episodes, which are no successes.", source, ignored)
 
 
 def bring_explored(session: Session, stage: Stage) -> None:

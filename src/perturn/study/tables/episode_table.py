@@ -65,7 +65,7 @@ def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         ]
     )
     table = pa.Table.from_pylist(list(rows), schema=schema)
-    with replacing(file) as fresh:
+    with replacing(file, (pa.ArrowException,)) as fresh:
         pq.write_table(table, fresh, compression="zstd", compression_level=19)
 
 
