@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from perturn.errors import DataError
@@ -29,14 +29,10 @@ class Remaining:
 def remaining_of(trajectory: Trajectory) -> list[Remaining]:
     """Return the recorded distance to a success for each turn [turns].
 
-    In a FAILED episode, turns that were not measured get the distance None: a success can no longer be reached.
-
     Raises:
-        DataError: If the distance was not measured for a turn, and the episode did not fail.
+        DataError: If the distance was not measured for a turn.
     """
-    missing = Remaining(None, None) if trajectory.status == "failed" else None
-    distances = [turn.remaining or missing for turn in trajectory.turns]
-    found = [each for each in distances if each is not None]
+    found = [turn.remaining for turn in trajectory.turns if turn.remaining is not None]
     if len(found) < len(trajectory.turns):
         index = [turn.remaining for turn in trajectory.turns].index(None)
         raise DataError(
@@ -44,6 +40,15 @@ def remaining_of(trajectory: Trajectory) -> list[Remaining]:
             "not measured; a run measures it for whatever needs distance."
         )
     return found
+
+
+def failed_as_lost(trajectory: Trajectory) -> Trajectory:
+    """Return an episode of a group. In a FAILED episode, turns that were not measured get the distance None."""
+    if trajectory.status != "failed":
+        return trajectory
+    lost = Remaining(None, None)
+    turns = tuple(replace(turn, remaining=turn.remaining or lost) for turn in trajectory.turns)
+    return replace(trajectory, turns=turns)
 
 
 def wrong_turns(trajectory: Trajectory) -> list[bool]:

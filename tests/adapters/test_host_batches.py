@@ -125,6 +125,18 @@ def test_a_state_after_the_last_turn_of_a_sequence_is_ignored():
     assert torch.equal(*(weigh_batch(batch, credit)[0] for batch in (exact, surplus)))
 
 
+def test_only_the_last_sequence_of_an_episode_may_have_a_surplus():
+    """A surplus in an earlier sequence would shift the states of the later sequence."""
+    mask, rewards = torch.tensor([[1.0, 0, 1], [1, 0, 0]]), torch.zeros(2, 3)
+    credit = host_credit("host", {"name": "gigpo"}, {STATES: None})
+    batch = HostBatch(mask, rewards, ["g", "g"], ["x", "x"], [["a", "b"], ["c", "d"]], [[0.5, 0], [0.25, 0]])
+
+    assert weigh_batch(batch, credit)
+    for wrong in ({"states": [["a", "b", "z"], ["c"]]}, {"earned": [[0.5, 0, 0], [0.25]]}):
+        with pytest.raises(DataError, match="for each of the 3 turns"):
+            weigh_batch(replace(batch, **wrong), credit)
+
+
 def test_the_estimator_of_verl_orders_outputs_and_leaves_padding_out():
     """Verl sorts sequences by length, repeats a session's score in each output, and copies fields to its padding."""
     pad = f"pad{'0' * 32}"
@@ -174,7 +186,7 @@ def test_a_credit_that_a_host_cannot_feed_is_rejected_in_one_line():
 
 def test_a_credit_of_states_rejects_episodes_without_any():
     credit = host_credit("host", "gigpo", {STATES: None})
-    with pytest.raises(DataError, match="1 of 2 episodes of host have none"):
+    with pytest.raises(DataError, match=r"1 of 2 episodes of host have none, .* before the first turn"):
         weigh_episodes([HostEpisode("g", [1.0], ["a"]), HostEpisode("g", [0.0])], credit)
 
 
@@ -209,6 +221,9 @@ class Reader(RLOO):
     [
         (lambda turn: "sorry" in turn.action.text, "needs texts"),
         (lambda turn: len(turn.action.token_ids), "needs tokens of actions"),
+        (lambda turn: turn.action.ended, "needs tokens of actions"),
+        (lambda turn: len(turn.user_said), "needs texts"),
+        (lambda turn: len(repr(turn.action)), "needs texts"),
         (lambda turn: len(turn.observation[-1]["content"]), "needs texts"),
         (lambda turn: int(turn.observation_text), "needs texts"),
         (lambda turn: 1 / 0, "cannot weigh a group of three episodes: ZeroDivisionError"),
@@ -218,6 +233,35 @@ def test_a_credit_that_reads_what_no_host_provides_is_rejected(monkeypatch, numb
     monkeypatch.setattr(Reader, "number", staticmethod(number))
     with pytest.raises(ConfigError, match=said):
         host_credit("host", Reader(), {STATES: None})
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda turn: replace(turn).reward,
+        lambda turn: turn == replace(turn),
+        lambda turn: hash(turn.action) is None,
+        lambda turn: repr(turn) == "",
+    ],
+)
+def test_a_credit_may_copy_and_compare_turns(monkeypatch, number):
+    monkeypatch.setattr(Reader, "number", staticmethod(number))
+    assert host_credit("host", Reader(), {})
+
+
+class LateIsBad(RLOO):
+    """Total reward minus a penalty for truncation, over the mean of the group."""
+
+    def __call__(self, group, **_):
+        """Return the advantages."""
+        scores = torch.tensor([one.total_reward - one.truncated for one in group])
+        each = zip(scores - scores.mean(), group, strict=True)
+        return [torch.full((len(one.turns),), float(advantage)) for advantage, one in each]
+
+
+def test_truncation_is_found_with_a_group_baseline():
+    with pytest.raises(ConfigError, match="needs truncation of episodes"):
+        host_credit("host", LateIsBad(), {})
 
 
 def test_truncation_is_read_by_bootstrapping_alone():

@@ -3,12 +3,14 @@
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from perturn.adapters.host_batches import HostEpisode
+from perturn.adapters.host_credits import STATES, host_credit
 from perturn.adapters.released_estimators import ReleasedBatch, released_estimator
 from perturn.adapters.trl import PerTurnAdvantages
 from perturn.credit import CREDITS
@@ -24,7 +26,7 @@ class Scored:
         self.model = SimpleNamespace(training=True)
         self.accelerator = SimpleNamespace(process_index=0)
         self.environments, self.batch = environments, batch
-        self.rollout_func = object  # the lists have an entry for each turn
+        self.rollout_func = None
 
     def _calculate_rewards(self, *_):
         return self.batch["rewards"][:, None]
@@ -193,12 +195,19 @@ class LoopedTrainer(PerTurnAdvantages, Looped):
         return [[0.0] * turns for turns, _, _ in gathered]
 
 
+def looped(monkeypatch, scripts, credit="gigpo"):
+    """Return a trainer without a model that plays the scripts."""
+    trainer = object.__new__(LoopedTrainer)
+    Looped.__init__(trainer, scripts)
+    trainer._credit = host_credit("TRL", credit, {STATES: None})
+    monkeypatch.setattr(grpo_trainer, "parse_response", lambda _, ids, **__: trainer.message(ids))
+    return trainer
+
+
 def test_several_calls_and_rejected_calls_of_a_turn_shift_no_state(monkeypatch):
     """The first episode calls two tools in its first turn; TRL rejects the first call of the second episode."""
     scripts = [[["step", "step"], ["step"], []], [["fly"], ["step", "fly"], []]]
-    trainer = object.__new__(LoopedTrainer)
-    Looped.__init__(trainer, scripts)
-    monkeypatch.setattr(grpo_trainer, "parse_response", lambda _, ids, **__: trainer.message(ids))
+    trainer = looped(monkeypatch, scripts)
 
     trainer._generate_and_score_completions([{}] * 2)
 
@@ -206,6 +215,26 @@ def test_several_calls_and_rejected_calls_of_a_turn_shift_no_state(monkeypatch):
         (3, ["0", "2", "3"], [0.5, 0.25, 0.0]),
         (3, ["0", "0", "1"], [0.0, 0.25, 0.0]),
     ]
+
+
+@pytest.mark.parametrize("credit", ["gigpo", "rloo"])
+def test_without_a_first_state_an_episode_has_no_states(monkeypatch, credit):
+    """All processes then reject the batch, if the credit reads states."""
+    trainer = looped(monkeypatch, [[["step"], []]], credit)
+    trainer.environments[0].state_keys = []
+
+    trainer._generate_and_score_completions([{}])
+
+    assert trainer.gathered == [(2, None, [0.25, 0.0])]
+
+
+def test_an_environment_may_record_arrays(monkeypatch):
+    trainer = looped(monkeypatch, [[[]]])
+    trainer.environments[0].state_keys = np.array(["before", "0"])
+
+    trainer._generate_and_score_completions([{}])
+
+    assert trainer.gathered == [(1, ["0"], [0.0])]
 
 
 def test_a_credit_of_states_needs_an_environment(monkeypatch):

@@ -238,6 +238,7 @@ def test_oec_counts_corrections_that_do_not_fit():
     assert (some.counts["corrections"], some.counts["too_long"]) == (1, 1)
     assert (none.counts["corrections"], none.counts["too_long"]) == (0, 2)
     assert (none.rows, none.lacks) == ([], "no corrected episode fits the length limit")
+    assert none.remedy == "increase model.max_length"
 
 
 def test_oec_learns_from_the_corrections_of_earlier_iterations():

@@ -6,8 +6,10 @@ import pytest
 
 from perturn.config.explorer_settings import ExplorerTraits
 from perturn.credit import CREDITS
+from perturn.data.forks import Forks
 from perturn.errors import ConfigError
 from perturn.explore.branching import ExploredBrancher
+from perturn.explore.protocol import ExploreInputs
 from perturn.run.execute import check
 from perturn.run.stages.credit_checks import check_prover
 
@@ -148,6 +150,12 @@ class AfterFirst(ExploredBrancher):
     def turns_of(self, one):
         """Return turn 1, if the episode has it."""
         return range(1, min(2, len(one.turns)))
+
+
+def test_turns_of_an_unknown_episode_are_rejected():
+    inputs = ExploreInputs(0, chosen=[Forks("typo", 0, (1,), ())])
+    with pytest.raises(ConfigError, match=r"^choose of explorer AfterFirst must return turns of .*'typo'"):
+        AfterFirst().jobs(inputs, 1)
 
 
 def test_an_own_explorer_imposes_what_its_settings_say():

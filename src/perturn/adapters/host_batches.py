@@ -124,7 +124,8 @@ def weigh_episodes(
     if weigher.reads_states and (lacks := [one.group for one in episodes if one.states is None]):
         raise DataError(
             f"credit {type(credit).__name__} compares turns by state keys, and {len(lacks)} of {len(episodes)} "
-            f"episodes of {weigher.host} have none, such as one of group {lacks[0]!r:.80}; record one for each turn."
+            f"episodes of {weigher.host} have none, such as one of group {lacks[0]!r:.80}; record "
+            "the key of the state before each turn, also before the first turn."
         )
     samples: dict[str, int] = {}
     made = []
@@ -218,7 +219,7 @@ def _told(
 ) -> list[Any] | None:
     """Return an entry for each turn of an episode, from its sequences; None if no sequence has entries.
 
-    Surplus entries of a sequence are treated as in `fitted_states` and `fitted_rewards`.
+    Surplus entries of the last sequence are treated as in `fitted_states` and `fitted_rewards`.
 
     Args:
         given: Entries of each sequence, or None `[sequences][turns]`.
@@ -233,6 +234,8 @@ def _told(
         told = given[row]
         if told is None or (not told and spans[row] != _NO_TURN):
             found += [empty] * len(spans[row])
+        elif row != rows[-1] and spans[row] != _NO_TURN:
+            found += told
         else:
             found += (
                 fitted_states(told, spans[row], row) if empty is None else fitted_rewards(told, spans[row])

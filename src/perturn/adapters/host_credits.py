@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
@@ -73,8 +74,8 @@ def _reads(credit: Credit) -> Iterator[str]:
 def read_aspects(credit: Credit) -> set[str]:
     """Return which inputs that a host may lack a credit reads: state keys, texts, tokens, validity and truncation.
 
-    The credit weighs a small group, and then the group with other state keys, validity or truncation. An input is read
-    if the weights change. Texts and tokens are read if the credit gets the field of a turn or of its action.
+    The credit weighs a small group, and then the group with one input changed. An input is read if the weights change.
+    Texts and tokens are also read if the credit gets a field of a turn or an action, except to copy or compare it.
 
     Raises:
         ConfigError: If the credit raises an error, and reads no texts and no tokens.
@@ -114,17 +115,24 @@ _READ = {
     "text": _TEXTS,
     "reasoning": _TEXTS,
     "tool_calls": _TEXTS,
+    "recalled": _TEXTS,
+    "user_said": _TEXTS,
     "token_ids": _TOKENS,
     "logprobs": _TOKENS,
+    "ended": _TOKENS,
+    "candidates": _TOKENS,
+    "versions": _TOKENS,
 }
 """Field of a turn or an action that no host provides -> name of the input."""
+_OF_DATA_CLASSES = ("replace", "_replace", "__eq__", "__hash__", "__repr__")
+"""Functions of data classes that read all fields, to copy, compare, hash or print an object."""
 
 
 def _watched(kind: Any, seen: set[str]) -> Any:
     """Return a subclass of a data class whose objects add the inputs that are read to `seen`."""
 
     def read(self: Any, name: str) -> Any:
-        if name in _READ:
+        if name in _READ and sys._getframe(1).f_code.co_name not in _OF_DATA_CLASSES:
             seen.add(_READ[name])
         return object.__getattribute__(self, name)
 
@@ -137,8 +145,11 @@ def _each_turn(one: Trajectory, change: Callable[[int, Turn], Turn]) -> Trajecto
 
 _CHANGED: dict[str, Callable[[Trajectory], Trajectory]] = {
     STATES: lambda one: _each_turn(one, lambda at, turn: replace(turn, state_key=f"s{at % 2}")),
+    _TEXTS: lambda one: _each_turn(
+        one, lambda at, turn: replace(turn, action=replace(turn.action, text=f"probe {at}"))
+    ),
     "validity of actions": lambda one: _each_turn(one, lambda at, turn: replace(turn, valid=at % 3 > 0)),
-    "truncation of episodes": lambda one: replace(one, terminated=False, truncated=True),
+    "truncation of episodes": lambda one: replace(one, terminated=one.sample > 0, truncated=one.sample == 0),
 }
 """Name of an input -> function that returns an episode with another value of the input."""
 

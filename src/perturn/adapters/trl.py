@@ -25,7 +25,6 @@ from perturn.adapters.host_batches import (
 )
 from perturn.adapters.host_credits import STATES, host_credit
 from perturn.credit import Credit
-from perturn.errors import DataError
 
 if TYPE_CHECKING:
 
@@ -73,8 +72,10 @@ class PerTurnAdvantages(_Trainer):
         So the entries of a turn are known, also if the turn has several tool calls, or a call that TRL rejects.
         """
         worlds = self.environments or ()
-        told = {name: [getattr(one, name, None) or () for one in worlds] for name in (_STATES, _REWARDS)}
-        self._lengths.append({name: [*map(len, lists)] for name, lists in told.items()})
+        told = {name: [getattr(one, name, None) for one in worlds] for name in (_STATES, _REWARDS)}
+        self._lengths.append(
+            {name: [0 if each is None else len(each) for each in lists] for name, lists in told.items()}
+        )
         return super()._generate_single_turn(*args, **settings)
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
@@ -102,7 +103,7 @@ class PerTurnAdvantages(_Trainer):
     def _recorded(
         self, at: int, row: Mapping[str, Any], spans: Sequence[Span], number: int
     ) -> tuple[Sequence[Any] | None, Sequence[float] | None]:
-        """Return the recorded states and rewards of an episode, for each turn of its completion.
+        """Return the recorded rewards of an episode, and its states if the credit reads them, for each turn.
 
         More may be recorded than the completion has turns: TRL cuts off a tool's result that is too long, and may mask
         a whole completion.
@@ -113,7 +114,8 @@ class PerTurnAdvantages(_Trainer):
             spans: Token ranges of the turns.
             number: Index of the episode in the batch of all processes.
         """
-        states, rewards = self._told(at, row, _STATES), self._told(at, row, _REWARDS)
+        states = self._told(at, row, _STATES) if self._credit.reads_states else None
+        rewards = self._told(at, row, _REWARDS)
         return (
             None if states is None else fitted_states(states, spans, number),
             None if rewards is None else fitted_rewards(rewards, spans),
@@ -122,26 +124,19 @@ class PerTurnAdvantages(_Trainer):
     def _told(self, at: int, row: Mapping[str, Any], name: str) -> Sequence[Any] | None:
         """Return the list `name` that a rollout or its environment recorded [turns]; None if there is none.
 
-        If TRL calls the tools, the state before a turn is the environment's last entry when the turn begins. The reward
-        of a turn is the sum of the entries from there to the next turn.
-
-        Raises:
-            DataError: If an environment has no state before its first turn.
+        If TRL plays the episode, the state before a turn is the environment's last entry when the turn begins. The
+        reward of a turn is the sum of the entries from there to the next turn. If there is no state before the first
+        turn, the result is None.
         """
         if name in row:
             return list(row[name])
         told = None if self.environments is None else getattr(self.environments[at], name, None)
-        if told is None or self.rollout_func is not None:
+        if told is None or self.rollout_func is not None or not self._lengths:
             return told
         before = [of_all[name][at] for of_all in self._lengths]
         if name == _REWARDS:
             return [fsum(told[start:end]) for start, end in pairwise([0, *before[1:], len(told)])]
-        if not before[0]:
-            raise DataError(
-                f"an environment of TRL has no entry in {_STATES} before the first turn; let its reset put the key of "
-                "the first state there."
-            )
-        return [told[count - 1] for count in before]
+        return [told[count - 1] for count in before] if before[0] else None
 
     def _weigh(
         self, gathered: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]

@@ -131,11 +131,14 @@ class Made:
     """Pairs, trajectories, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of explored episodes by outcome. If `kept` is one of the names, all numbers sum to the number of explored
-    episodes, except for names that begin with `cut` or `steps_`. A pair of explored episodes counts 2."""
+    episodes, except for names that begin with `cut` or `steps_`. A pair of explored episodes counts 2. If one of the
+    names is `memberships`, `steps` or `nodes`, its count is the sum of the other numbers."""
     lacks: str = ""
     """Reason not to train on the rows, such as `none is a failure`; empty if there is none."""
     filtered: Collection[Key] = ()
     """For groups: keys of episodes that count in the statistics of their group but are not trained on."""
+    remedy: str = "explore more tasks, or take a higher temperature"
+    """Clause that says what to do about `lacks`."""
 
 
 class RowMaker(Protocol):

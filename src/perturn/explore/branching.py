@@ -58,9 +58,17 @@ class Brancher(Explorer):
         return tuple(turns)
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
-        """Return the rollouts in round 0, and the branches in round 1."""
+        """Return the rollouts in round 0, and the branches in round 1.
+
+        Raises:
+            ConfigError: If `choose` returned turns of an unknown episode.
+        """
         if number == 0:
             return super().jobs(inputs, number)
+        known = {one.key for one in (*inputs.begun, *inputs.explored)}
+        strange = next((each.key for each in inputs.chosen if each.key not in known), None)
+        name = f"choose of explorer {type(self).__name__}"
+        check_fit(strange is None, name, "return turns of episodes in inputs.begun", strange)
         return branch_jobs(
             inputs.begun,
             {each.key: each.turns for each in inputs.chosen},

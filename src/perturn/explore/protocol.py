@@ -97,7 +97,10 @@ class Explorer(ExploreSettings):
         return []
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return the branching turns, with one entry per resumed episode."""
+        """Return the branching turns of episodes in `inputs.begun`.
+
+        Episodes without an entry get no branches. Entries of other explored episodes are ignored.
+        """
         return []
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:

@@ -34,8 +34,7 @@ class OecRows:
     arXiv:2512.14895: the policy plays the first turns, and an expert takes over at a random turn. Episodes that succeed
     are kept, with loss on the expert's turns. It follows DAgger (Ross et al. 2011, arXiv:1011.0686).
     Differs: the expert takes over in failed episodes only, at `takeovers` turns of each episode. The episode is
-        replayed
-    up to each of these turns. The choice of the turns with the least confidence is Perturn's addition.
+    replayed up to each of these turns. The choice of the turns with the least confidence is Perturn's addition.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
@@ -74,9 +73,12 @@ class OecRows:
         divided.counts["corrections"] = len(fitting)
         divided.counts["too_long"] = len(mended) - len(fitting)
         earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # policy's turn first
+        if mended and not earlier and not fitting:
+            lacks = "no corrected episode fits the length limit"
+            return Made([], divided.counts, lacks, remedy="increase model.max_length")
         if not earlier and not fitting:
             lacks = "no failure could be corrected" if divided.failures else "none is a failure"
-            return Made([], divided.counts, "no corrected episode fits the length limit" if mended else lacks)
+            return Made([], divided.counts, lacks)
         return Made([*map(weighted, divided.sft_episodes), *map(_row, (*earlier, *fitting))], divided.counts)
 
 

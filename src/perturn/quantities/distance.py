@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perturn.needs import Distance, Need
 from perturn.quantities.protocol import Computed, Ground, Quantity, QuantityTraits, Source
-from perturn.remaining import Remaining, remaining_of
+from perturn.remaining import Remaining, failed_as_lost, remaining_of
 from perturn.types import Trajectory
 
 
@@ -28,9 +28,9 @@ class GoalDistance(Quantity):
         """Return the distances stored in the turns.
 
         Raises:
-            DataError: If an episode has no measured distance.
+            DataError: If an episode has no measured distance, and did not fail.
         """
-        return Computed([remaining_of(one) for one in episodes])
+        return Computed([remaining_of(failed_as_lost(one)) for one in episodes])
 
     def exact(self, request: Distance, ground: Ground) -> list[list[Remaining]]:
         """Return the least number of turns to a success around each turn, with the best possible outcomes [turns]."""

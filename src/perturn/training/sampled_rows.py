@@ -20,7 +20,7 @@ from perturn.group import Group, counts, groups_of
 from perturn.needs import Distance, reads
 from perturn.policy.credit_weights import asked, asked_clips
 from perturn.policy.examples import Example
-from perturn.remaining import remaining_of
+from perturn.remaining import failed_as_lost, remaining_of
 from perturn.training.credit_choice import carries_own_turns
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
@@ -260,7 +260,7 @@ def weigh_groups(
         if not members:
             continue
         theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
-        group = [trajectories[index] for index in members]
+        group = [failed_as_lost(trajectories[index]) for index in members]
         weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
         own = [carries_own_turns(credit, one) for one in group]
         found |= zip(members, map(Weighed, weights, clips, own), strict=True)

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 import perturn
 from perturn.errors import ConfigError, DataError
+from perturn.remaining import wrong_turns
 from perturn.types import PreferencePair, Remaining, Status, WeightedTrajectory
 from support.weights import weights_of
 
@@ -118,3 +119,9 @@ def test_a_failed_episode_needs_no_distance(broken, credit):
     assert weights_of(measured, credit, failed="zero")[2].tolist() == [0.0] * 3
     with pytest.raises(DataError, match="was not measured"):
         weights_of(kept(broken), credit)
+
+
+def test_outside_a_group_a_failed_episode_needs_its_distance(broken):
+    """Otherwise, training on a pair would take all its turns as wrong."""
+    with pytest.raises(DataError, match="was not measured"):
+        wrong_turns(broken[2])

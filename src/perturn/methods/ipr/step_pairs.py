@@ -84,6 +84,10 @@ class StepPairs:
         cut |= {pair.rejected.key for pair, is_alike in alike if is_alike}
         counts["steps_too_long"] = len(cut)
         counts["steps_kept"] -= len(cut)
+        whole = {one.key: len(one.turns) for one in inputs.branches}
+        counts["steps_cut"] -= sum(
+            len(pair.rejected.turns) < whole[pair.rejected.key] for pair in steps if pair.rejected.key in cut
+        )
         left = [pair for pair in pairs if pair.rejected.key not in cut]
         return made((left, counts), f"rows.threshold={self.threshold:g}")
 

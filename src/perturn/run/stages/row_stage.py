@@ -57,9 +57,8 @@ def make_rows(session: Session, stage: Stage) -> None:
         whose = " and the expert's" if traits.expert else ""
         if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(
-                f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories"
-                f"{whose}, {made.lacks}; explore more tasks, "
-                "or take a higher temperature."
+                f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories{whose}, {made.lacks}; "
+                f"{made.remedy}."
             )
         if traits.makes == "pairs":
             write_pairs(
