@@ -126,9 +126,7 @@ def test_a_dry_run_claims_no_time_for_what_the_service_computes(serving, recipe_
     computed = [step for step in plan.steps if step.name.startswith(("explore", "align", "evaluate"))]
     assert len(computed) >= 6
     assert all((step.seconds, step.memory_gb) == (None, None) for step in computed)
-    assert plan.how == [
-        "Training and answers are computed by the backend tinker; their time is not estimated."
-    ]
+    assert plan.how == ["The time of the backend tinker is not estimated: it trains and answers."]
 
 
 def test_the_engine_keeps_the_contract(serving, recipe_at, place):

@@ -1,4 +1,4 @@
-"""Files of rows that are damaged or incomplete, and folders of which only a part would be read."""
+"""Files of rows that are damaged or incomplete, and folders that would be read in part."""
 
 import gzip
 import json

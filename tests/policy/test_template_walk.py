@@ -125,7 +125,7 @@ def test_a_template_that_looks_far_back_is_rendered_whole(tokenizer, template, p
 
 
 def test_prompts_of_many_conversations_do_not_mix(tokenizer):
-    """Two conversations in turn, one of which begins again under its old name."""
+    """Two conversations in turn. One begins again under its old name."""
     renderer = Renderer(tokenizer)
     one, other = played(4), played(4, lamp=(0,))
     fresh = [Renderer(tokenizer).prompt_ids(prompt) for prompt in [*prompts(one), *prompts(other)]]

@@ -240,7 +240,7 @@ def test_tables_of_several_shapes_are_refused():
 
 
 def test_the_bootstrap_draws_its_resampling_once(monkeypatch):
-    """Tables of one size share the counts, which nothing may change; the result is that of fresh draws."""
+    """Tables of one size share the counts, which nothing may change. The result equals the result of fresh draws."""
     made, fresh = [], np.random.default_rng
     monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or fresh(seed))
     table = fresh(0).integers(0, 2, (3, 7)).astype(float)

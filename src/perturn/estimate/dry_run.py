@@ -128,9 +128,7 @@ def make_plan(
         recipe, task_lists, renderer_of(recipe) if engine.traits.serves_checkpoints else None
     )
     if "models" not in backend.traits.provides:
-        how = [
-            f"Training and answers are computed by the backend {recipe.backend['name']}; their time is not estimated."
-        ]
+        how = [f"The time of the backend {recipe.backend['name']} is not estimated: it trains and answers."]
     elif engine.traits.serves_checkpoints:
         model = locate("perturn.run.stages.model_checks:empty_base")(recipe)
         machine = _measured(recipe, model, found)

@@ -31,7 +31,7 @@ from perturn.study.settings import SWEEP, Study, Test
 _OF_TRAINING = ("sft", "align", "expert", "base")
 """Sections that the recipe of a score does not have."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""Numbers with an exponent, some of which YAML reads as text."""
+"""Pattern of numbers with an exponent. YAML reads some of these numbers as text."""
 _LONGEST_NAME = 120
 """Maximum length of a run's name, in characters, without its digest."""
 
