@@ -89,6 +89,12 @@ def any_of(claim: bool) -> bool:
     return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))
 
 
+def is_joined() -> bool:
+    """Return whether this process can communicate with other training processes, and thus may wait for them."""
+    group = sys.modules.get("torch.distributed")
+    return group is not None and group.is_available() and group.is_initialized()
+
+
 def leave(code: int = 0) -> NoReturn:
     """End this process once its work is written, without taking the interpreter down.
 

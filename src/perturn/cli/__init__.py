@@ -25,7 +25,7 @@ from perturn.errors import PerturnError
 from perturn.io.atomic_write import is_storage_error, storage_error
 from perturn.io.plain_data import named_error
 from perturn.io.user_code import own_line
-from perturn.train_processes import leave, world_size
+from perturn.train_processes import is_joined, leave
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
@@ -61,7 +61,7 @@ def main() -> None:
         raise SystemExit(STOPPED) from None
     except Exception as error:
         if not (line := own_line(error)):
-            if world_size() > 1:
+            if is_joined():
                 traceback.print_exc()
                 leave(1)
             raise
@@ -72,7 +72,7 @@ def main() -> None:
 
 def _fail() -> NoReturn:
     """Exit with code 2; one of several training processes does not wait for the others."""
-    if world_size() > 1:
+    if is_joined():
         leave(2)
     raise SystemExit(2) from None
 
