@@ -97,7 +97,7 @@ def plain_values(value: Any) -> Any:
 def in_form(form: Form, value: Any, what: str) -> Any:
     """Return an argument or result of an ability; iterables other than texts and dicts become lists.
 
-    Tuples in it become lists, and NumPy scalars become numbers.
+    Tuples in it become lists, except for pairs of thought and action. NumPy scalars become numbers.
 
     Raises:
         EnvironmentFailure: If the value does not have the form. The message begins with `what`.
@@ -107,7 +107,7 @@ def in_form(form: Form, value: Any, what: str) -> Any:
         listed = plain_values(list(listed))
     if not _fits(form, listed):
         raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
-    return listed
+    return [*map(tuple, listed)] if form == "turns" else listed
 
 
 def _fits(form: Form, value: Any) -> bool:
