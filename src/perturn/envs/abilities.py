@@ -102,9 +102,10 @@ def in_form(form: Form, value: Any, what: str) -> Any:
     Raises:
         EnvironmentFailure: If the value does not have the form. The message begins with `what`.
     """
-    listed = plain_values(value)
+    listed = plain_scalar(value)
     if isinstance(listed, Iterable) and not isinstance(listed, str | Mapping):
-        listed = plain_values(list(listed))
+        listed = list(listed)
+    listed = plain_values(listed)
     if not _fits(form, listed):
         raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
     return [*map(tuple, listed)] if form == "turns" else listed
