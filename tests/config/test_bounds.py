@@ -30,7 +30,7 @@ FREE = {
     *(
         f"{section}.tasks.{key}"
         for section in ("sft", "align", "base", "explore", "evaluate", "reward.model")
-        for key in ("split", "kinds")
+        for key in ("split", "kinds", "ids")
     ),
     "cluster.address",
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),

@@ -64,6 +64,31 @@ def test_a_task_list_of_some_kinds_counts_tasks_of_these_alone():
     assert _chosen(kinds=["b", "a"]) == _chosen()
 
 
+def test_a_task_list_of_some_ids_counts_these_tasks_alone():
+    """A pattern, its complement and a whole id; an id that looks like a pattern is found as it is."""
+    even, odd = _chosen(ids=["*/*[02468]"]), _chosen(ids=["*/*[!02468]"])
+
+    assert sorted(even + odd) == sorted(_chosen())
+    assert {each.split("/")[1] for each in even} == {"0", "2", "4", "6", "8", "10"}
+    assert _chosen(ids=["b/7", "b/1?"], kinds=["b"], n=2, skip=1) == _chosen(ids=["b/7", "b/1?"], n=3)[1:]
+    assert [task.id for task in choose_tasks(_Brackets(), Tasks("train", ids=["x[1]"]))] == ["x[1]"]
+
+
+class _Brackets:
+    name = "brackets"
+
+    def tasks(self, split):
+        """Return tasks with brackets in their ids."""
+        return [Task(f"x[{n}]", "", split) for n in range(3)]
+
+
+@pytest.mark.parametrize("ids", [[], ["a/*", "a/*"]])
+def test_the_ids_of_a_task_list_are_named_once(ids):
+    """As kinds are."""
+    with pytest.raises(ValueError, match="ids must name one id or pattern or more, each once"):
+        Tasks(ids=ids)
+
+
 @pytest.mark.parametrize("kinds", [[], ["a", "a"]])
 def test_the_kinds_of_a_task_list_are_named_once(kinds):
     """No kind would be an empty list, and a kind named twice is a slip."""
@@ -82,10 +107,19 @@ def test_the_kinds_of_a_task_list_are_named_once(kinds):
             {"kinds": ["a", "bb"]},
             "kinds: split 'train' has no task of kind 'bb'. Did you mean 'b'? Known: a, b.",
         ),
+        (
+            {"ids": ["a/*", "a/12"]},
+            "ids: no task of split 'train' has the id 'a/12'; its ids are such as 'a/0'.",
+        ),
+        (
+            {"n": 13, "ids": ["a/*"]},
+            "12 tasks with these ids are in split 'train', but n=13 and skip=0 ask for 13",
+        ),
+        ({"ids": ["a/*"], "kinds": ["b"]}, "split 'train' of two-kinds must have a task"),
     ],
 )
-def test_kinds_that_cannot_fill_a_task_list_are_refused(task_list, says):
-    """Too many asked for, and a kind that is not there."""
+def test_kinds_and_ids_that_cannot_fill_a_task_list_are_refused(task_list, says):
+    """Too many asked for, a kind or an id that is not there, and no task left."""
     with pytest.raises(ConfigError) as caught:
         _chosen(**task_list)
 

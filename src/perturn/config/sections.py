@@ -42,7 +42,8 @@ class ModelSettings:
     """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` if the section `base` makes the model."""
     dtype: str = "auto"
     """Type of the computation: float32, bfloat16 or auto. auto is bfloat16 where the hardware supports it. On a CPU,
-    auto is float32 for hidden sizes below 256, where float32 is faster. Weights are trained in float32."""
+    auto is float32 for hidden sizes below 256, where float32 is faster, and quantities are computed in float32. Weights
+    are trained in float32."""
     max_length: Annotated[int, COUNT] | None = None
     """Longest training sequence in tokens; at most the model's context length. Longer sequences lose whole turns at
     their end. None: the model's context length."""
@@ -65,11 +66,15 @@ class Tasks:
     split need not overlap."""
     kinds: list[str] | None = None
     """Kinds of tasks to choose from. `per_kind`, `n` and `skip` count tasks of these kinds only. None: all kinds."""
+    ids: list[str] | None = None
+    """Ids of tasks to choose from, each a whole id or a pattern as in a shell: `*-30[1-5]/*`. `per_kind`, `n` and
+    `skip` count these tasks only. None: all tasks."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.kinds is not None and not len(set(self.kinds)) == len(self.kinds) > 0:
-            raise ValueError(f"kinds must name one kind or more, each once, got {self.kinds}.")
+        for key, one, named in (("kinds", "kind", self.kinds), ("ids", "id or pattern", self.ids)):
+            if named is not None and not len(set(named)) == len(named) > 0:
+                raise ValueError(f"{key} must name one {one} or more, each once, got {named}.")
         if self.n is not None and self.per_kind is not None:
             raise ValueError("n and per_kind are both set; leave one of them out.")
 

@@ -7,8 +7,9 @@ import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,15 @@ class TaskLists:
         both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
         return list({task.id: task for task in both}.values())
 
-    def warn_of_seen(self) -> None:
-        """Log a warning if tasks that are evaluated are also trained on or explored."""
-        trained = {task.id for name, tasks in self.tasks.items() if name != "evaluate" for task in tasks}
+    def warn_of_seen(self, own: Collection[str] = ()) -> None:
+        """Log a warning if tasks that are evaluated are also trained on or explored.
+
+        Args:
+            own: Ids of the tasks of the user's own rows.
+        """
+        trained = {task.id for name, tasks in self.tasks.items() if name != "evaluate" for task in tasks} | {
+            *own
+        }
         evaluated = [task.id for task in self.tasks.get("evaluate", ())]
         if both := [each for each in evaluated if each in trained]:
             _logger.warning(
@@ -124,10 +131,12 @@ def look_up(recipe: Recipe, env: Environment) -> TaskLists:
 def choose_tasks(env: Environment, task_list: Tasks) -> list[Task]:
     """Return the tasks of a task list: `n` in total or `per_kind` of each kind, after `skip`, in a fixed random order.
 
-    The order depends on the split and the kinds alone, not on the run's seed, so all runs get the same tasks.
+    The choice depends on the split and its order of tasks, and not on the run's seed. So all runs get the same tasks if
+    the environment always lists them in the same order.
 
     Raises:
-        ConfigError: If the task list is empty, a kind has too few tasks, or the split has no task of a named kind.
+        ConfigError: If the task list is empty, a kind has too few tasks, or the split has no task of a named kind or of
+            a named id.
         EnvironmentFailure: If a task cannot be stored, or two tasks have the same id.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
@@ -143,14 +152,23 @@ def choose_tasks(env: Environment, task_list: Tasks) -> list[Task]:
             )
         ids.add(task.id)
         kinds.add(task.kind)
-        if task_list.kinds is None or task.kind in task_list.kinds:
+        is_named = task_list.ids is None or any(_matches(task.id, each) for each in task_list.ids)
+        if is_named and (task_list.kinds is None or task.kind in task_list.kinds):
             groups[task.kind if task_list.n is None else ""].append(task)
     for kind in task_list.kinds or ():
         check_known(kind, kinds, f"kinds: split {task_list.split!r} has no task of kind {kind!r:.60}")
+    for each in task_list.ids or ():
+        if not any(_matches(task_id, each) for task_id in ids):
+            such = f"; its ids are such as {min(ids)!r:.80}" if ids else ""
+            raise ConfigError(f"ids: no task of split {task_list.split!r} has the id {each!r:.60}{such}.")
     chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, task_list)]
     remedy = "Take another split, or other settings of environment."
     check_fit(chosen, f"split {task_list.split!r} of {env.name}", "have a task", chosen, remedy)
     return chosen
+
+
+def _matches(task_id: str, pattern: str) -> bool:
+    return task_id == pattern or fnmatchcase(task_id, pattern)
 
 
 def _picked(kind: str, tasks: list[Task], task_list: Tasks) -> list[Task]:
@@ -160,10 +178,11 @@ def _picked(kind: str, tasks: list[Task], task_list: Tasks) -> list[Task]:
     if wanted is None:
         return tasks[task_list.skip :]
     if len(tasks) < task_list.skip + wanted:
+        these = (" of these kinds" if task_list.kinds else "") + (" with these ids" if task_list.ids else "")
         whose = (
-            f"kind {kind!r} has {len(tasks)} tasks in"
+            f"kind {kind!r} has {len(tasks)} tasks{' with these ids' if task_list.ids else ''} in"
             if task_list.n is None
-            else f"{len(tasks)} tasks{' of these kinds' if task_list.kinds else ''} are in"
+            else f"{len(tasks)} tasks{these} are in"
         )
         raise ConfigError(
             f"{whose} split {task_list.split!r}, but {key}={wanted} and skip={task_list.skip} ask for "
