@@ -46,6 +46,18 @@ def test_a_setting_of_the_default_engine_needs_no_name(read):
     assert read("engine.name=vllm", engine={"speculate": False}).engine == {"name": "vllm"}
 
 
+def test_a_section_without_the_rate_of_the_one_it_replaces_is_rejected(read):
+    """Else the policy would train with the default rate, which is far smaller. A section with a rate is taken."""
+    align = {"loss": {"name": "dpo"}, "learning_rate": 0.01}
+
+    assert refusal(lambda: read("align={loss: {name: dmpo}}", align=align)) == (
+        "override 'align={loss: {name: dmpo}}' replaces the whole section, and would drop its learning_rate, 0.01. Set "
+        "learning_rate too, or only the keys that change, such as align.loss."
+    )
+    assert read("align={loss: {name: dmpo}, learning_rate: 0.02}", align=align).align.learning_rate == 0.02
+    assert read("align.loss={name: dmpo}", align=align).align.learning_rate == 0.01
+
+
 @pytest.mark.parametrize("text", ["Say a # b", "#1", "[a, b] # two"])
 def test_a_value_with_a_comment_is_rejected(read, text):
     """YAML would cut it off; in quotes it is kept."""

@@ -16,6 +16,7 @@ from perturn.table_index import entry_named
 
 _DEEPEST_KEY = 20
 """Largest number of sections in the key of an override."""
+_RATE = "learning_rate"
 _USUAL = "local"
 """Entry of the sections `engine` and `backend` if they name none; see `Recipe`."""
 
@@ -53,6 +54,9 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
         path: Dotted key, such as `align.loss.beta`.
         value: New value of the key. It replaces the old value or section.
         word: The whole override, for messages. None: messages show the key alone.
+
+    Raises:
+        ConfigError: If a part of the key is no section, or a new section lacks the learning rate of the old one.
     """
     said = f"override {(word or path)[:200]!r}"
     *parents, last = path.split(".")
@@ -65,6 +69,13 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
         section = section[parent]
         at = f"{said}: {'.'.join(parents[:depth])[:200]}"
         check_fit(isinstance(section, dict), at, "be a section", section)
+    before = section.get(last)
+    if isinstance(before, dict) and isinstance(value, dict) and _RATE in before.keys() - value.keys():
+        at, changed = path[:200], next(iter(value), _RATE)
+        raise ConfigError(
+            f"{said} replaces the whole section, and would drop its {_RATE}, {before[_RATE]!s:.40}. "
+            f"Set {_RATE} too, or only the keys that change, such as {at}.{changed!s:.40}."
+        )
     section[last] = value
 
 

@@ -177,9 +177,10 @@ class Plan:
         own = {key: value for key, value in study.methods[method].items() if key != SWEEP}
         for overlay in (study.environments[environment], {"seed": seed, **seeded}, own, point):
             drop_replaced(data, overlay)
-            for key, value in overlay.items():
-                if value is not None or _has_section(data, key):
-                    set_key(data, key, copy.deepcopy(value))
+            with within(f"{environment} {method}: "):
+                for key, value in overlay.items():
+                    if value is not None or _has_section(data, key):
+                        set_key(data, key, copy.deepcopy(value))
         data.pop("cluster", None)
         if data.get("align") is None:
             return _without(data, without_alignment(data))
