@@ -1,6 +1,7 @@
 """ALFWorld in pure Python: parity with recordings of the official engine, and the rules by hand."""
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from perturn.envs.alfworld.world import World
 from perturn.errors import DataError, EnvironmentFailure
 
 PROBLEM = (Path(__file__).parent / "alfworld_book.pddl").read_text(encoding="utf-8")
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "alfworld.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parents[1] / "golden/alfworld.json.xz").read_bytes()))
 
 
 # Parity

@@ -9,6 +9,7 @@ Each recording holds the problem itself, so it does not depend on the generator.
 from __future__ import annotations
 
 import json
+import lzma
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from perturn.envs.alfworld.generate import make_game
 from perturn.envs.alfworld.official import OfficialGame
 from perturn.types import Observation
 
-FILE = Path(__file__).with_name("alfworld.json")
+FILE = Path(__file__).with_name("alfworld.json.xz")
 _ODD = ("", " look ", "fly to the moon", "take everything", "Go to fridge 1", "examine fridge 1")
 _IDLE = ("go", "examine", "help", "look", "inventory", "close")
 
@@ -87,7 +88,8 @@ def main() -> None:
         kept = replace(text, walkthrough=())
         games.append({"id": kept.id, "task": kept.task, "problem": kept.problem, "turns": _rows(record)})
         print(text.id, len(record), record[-1][1].success)
-    FILE.write_text("[\n" + ",\n".join(json.dumps(game) for game in games) + "\n]\n", encoding="utf-8")
+    with lzma.open(FILE, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(game) for game in games) + "\n]\n")
 
 
 if __name__ == "__main__":
