@@ -61,7 +61,7 @@ def write(thought, action):
     return f"Thought: {thought}\nAction: {action}"
 
 
-def test_episodes_of_others_become_trajectories(world, tmp_path):
+def test_episodes_of_others_become_trajectories(world, tmp_path, caplog):
     """Of known questions, scored here; where the form breaks they end, and without a step they are left out."""
     file = tmp_path / "fireact.json"
     file.write_text(json.dumps(FIREACT))
@@ -77,6 +77,7 @@ def test_episodes_of_others_become_trajectories(world, tmp_path):
     assert [turn.reward for turn in found.turns] == pytest.approx([0, 2 / 3])
     assert (found.success, found.terminated, found.environment) == (False, True, world.name)
     assert (cut.sample, len(cut.turns), cut.truncated, cut.total_reward) == (1, 1, True, 0.0)
+    assert "episodes left out: 1 on other questions, 1 without a valid step" in caplog.text
 
 
 def test_rollouts_become_trajectories_too(world, tmp_path):

@@ -121,7 +121,7 @@ def test_each_choice_of_a_response_is_a_call(entries):
 
     found = calls(entries(chat("a", response={"id": "r", "choices": choices})))
 
-    assert [(each.answer.text, each.ids) for each in found] == [("a", ("r#0",)), ("b", ("r#1",))]
+    assert [(each.answer.text, each.choice) for each in found] == [("a", 0), ("b", 1)]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,90 @@ def test_events_of_calls_that_overlap_are_told_apart(entries):
     said = [(each.messages[0]["content"], each.answer.text) for each in calls(found)]
     assert said == [("two", "2"), ("one", "1")]
     assert [each.why for each in found if isinstance(each, LostEntry)] == ["no_answer"]  # of span 03
+
+
+@pytest.mark.parametrize(
+    ("attributes", "answers"),
+    [
+        (
+            {
+                "gen_ai.prompt.0.role": "user",
+                "gen_ai.prompt.0.content": "q",
+                "gen_ai.completion.0.content": "A",
+                "gen_ai.completion.0.finish_reason": "length",
+                "gen_ai.completion.1.content": "B",
+                "gen_ai.completion.1.finish_reason": "stop",
+            },
+            [("A", False, 0), ("B", True, 1)],
+        ),
+        (
+            {
+                "llm.input_messages.0.message.role": "user",
+                "llm.input_messages.0.message.content": "q",
+                "llm.output_messages.0.message.content": "A",
+                "llm.output_messages.1.message.content": "B",
+                "llm.finish_reason": "length",
+            },
+            [("A", False, 0), ("B", True, 1)],
+        ),
+        (
+            {
+                "gen_ai.prompt.0.content": "q",
+                "gen_ai.completion.0.content": "A",
+                "gen_ai.completion.0.finish_reason": "max_tokens",
+                "gen_ai.completion.1.content": "B",
+            },
+            [("AB", False, 0)],
+        ),
+    ],
+    ids=["OpenLLMetry", "OpenInference", "content blocks"],
+)
+def test_each_choice_in_flat_attributes_is_a_call_with_its_cut(attributes, answers, entries):
+    """OpenInference has the finish reason of the first choice alone. A block without a reason continues its answer."""
+    roles = {
+        key.replace("content", "role"): "assistant"
+        for key in attributes
+        if "output" in key or "pletion" in key
+    }
+    roles |= {key.replace("content", "role"): "user" for key in attributes if "prompt" in key}
+
+    found = calls(entries(span(roles | attributes)))
+
+    assert [(each.answer.text, each.answer.ended, each.choice) for each in found] == answers
+
+
+def span(attributes):
+    """A line with a span of these attributes."""
+    held = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+    spans = [{"traceId": "aa", "spanId": "01", "attributes": held}]
+    return {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+
+
+def test_streamed_blocks_of_anthropic_are_one_answer(entries):
+    """OpenLLMetry gives each block the stop reason, and a thought a role of its own."""
+    blocks = [("thinking", "hm"), ("assistant", "A"), ("assistant", "B")]
+    attributes = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "q"}
+    for number, (role, text) in enumerate(blocks):
+        block = {"role": role, "content": text, "finish_reason": "max_tokens"}
+        attributes |= {f"gen_ai.completion.{number}.{key}": value for key, value in block.items()}
+
+    (found,) = calls(entries(span(attributes)))
+
+    assert (found.answer.text, found.answer.reasoning, found.answer.ended) == ("AB", "hm", False)
+
+
+@pytest.mark.parametrize("name", ["llm.finish_reason", "gen_ai.response.finish_reasons"])
+def test_a_stop_reason_in_capital_letters_is_read(name, entries):
+    held = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "q"}
+    held |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a"}
+    line = span(held | {name: "MAX_TOKENS"})
+    value = line["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["attributes"][-1]["value"]
+    if name.endswith("s"):
+        value["arrayValue"] = {"values": [{"stringValue": value.pop("stringValue")}]}
+
+    (found,) = calls(entries(line))
+
+    assert not found.answer.ended
 
 
 def test_spans_without_contents_are_counted_and_say_why(entries):

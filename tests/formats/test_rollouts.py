@@ -15,6 +15,7 @@ from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Fields
 from perturn.formats.logs.read_logs import format_of
 from perturn.formats.rollouts.chat_markup import conversation_of, response_of
+from perturn.group import groups_of
 from perturn.run.log_import.import_logs import LogSettings, import_logs
 from perturn.types import Status
 
@@ -40,12 +41,12 @@ WITH_LOGPROBS = {
 def bring(tmp_path, tiny_folder):
     """Import a file, or records written to one; (account, trajectories)."""
 
-    def bring(log, score=None, model=True, name="log.jsonl", **settings):
+    def bring(log, score=None, model=True, name="log.jsonl", task=None, **settings):
         if not isinstance(log, Path):
             file = tmp_path / name
             file.write_text("".join(x if isinstance(x, str) else json.dumps(x) + "\n" for x in log))
             log = file
-        fields = Fields(score=score, decode=_decoder(str(tiny_folder)) if model else None)
+        fields = Fields(score=score, task=task, decode=_decoder(str(tiny_folder)) if model else None)
         account = import_logs([log], tmp_path / "out.jsonl", LogSettings(fields=fields, **settings))
         return account, list(read_trajectories(tmp_path / "out.jsonl"))
 
@@ -90,6 +91,17 @@ def test_rewards_of_tokens_are_of_the_turn_that_they_lie_in(bring):
     assert (good.truncated, bad.truncated, bad.turns[-1].action.ended) == (False, True, False)
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_answer_of_verifiers_is_cut_if_its_call_says_so(is_cut, bring):
+    """An episode is truncated at a limit of turns too."""
+    record = json.loads((SAMPLES / "results.jsonl").read_text().splitlines()[0]) | {"is_truncated": True}
+    record["trajectory"][-1]["is_truncated"] = is_cut
+
+    _, (found,) = bring([record])
+
+    assert (found.truncated, found.turns[-1].action.ended) == (True, not is_cut)
+
+
 def test_copies_of_the_reward_at_each_call_are_not_summed(bring):
     """The files of verifiers give each call of a rollout the reward of the whole."""
     account, (good, *_) = bring(SAMPLES / "results.jsonl")
@@ -102,6 +114,49 @@ def test_rollouts_that_failed_stay_in_their_group(bring):
     account, found = bring(SAMPLES / "traces.jsonl")
     assert found[-1].error == "SandboxError: the box went away"
     assert account.episodes["failure"] == 2
+    assert {one.policy for one in found} == {"smollm2-135m"}
+
+
+@pytest.mark.parametrize("task", [None, "metadata.scenario"])
+def test_exceptions_of_art_stay_in_their_group(task, bring):
+    """The group has the task and the policy of its trajectories, also if `--task` names the task."""
+    answer = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "go"}}
+    one = {
+        "messages_and_choices": [{"role": "user", "content": "x"}, answer],
+        "reward": 1.0,
+        "final_policy_version": 3,
+    }
+    groups = [
+        {
+            "trajectories": [one | {"metadata": {"scenario": name}}],
+            "exceptions": [{"type": "Timeout", "message": "t"}],
+        }
+        for name in "ab"
+    ]
+
+    _, found = bring(groups, task=task)
+
+    assert [(len(group), group.policy) for group in groups_of(found)] == [(2, "step 3")] * 2
+    mixed = groups[0]["trajectories"] + [one | {"metadata": {"scenario": "a"}, "final_policy_version": 4}]
+    _, found = bring([groups[0] | {"trajectories": mixed}], task=task)
+    assert len({each.task.id for each in found}) == 1
+
+
+def test_each_choice_of_agent_lightning_is_a_turn(bring):
+    """The first choice gets a reward that follows, as in other logs."""
+    choices = [{"message": {"role": "assistant", "content": text}} for text in "xy"]
+    request = {"messages": [{"role": "user", "content": "q"}]}
+    event = {"rollout_id": "r", "attempt_id": "a", "timestamp": 1}
+    events = [
+        event
+        | {"event_type": "model_request", "data": {"request": request, "response": {"choices": choices}}},
+        event | {"event_type": "reward", "data": {"value": 0.5}},
+    ]
+
+    account, (one,) = bring(events)
+
+    assert account.calls == {"turns": 2}
+    assert [(turn.action.text, turn.reward) for turn in one.turns] == [("x", 0.5), ("y", 0.0)]
 
 
 def test_rollouts_that_failed_have_no_label(tmp_path):

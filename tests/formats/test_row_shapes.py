@@ -45,6 +45,7 @@ SAME = {
     "query and response as text": (ONE, {"query": "u", "response": "good"}),
     "prompt, chosen and rejected as text": (PAIR, {"prompt": "u", "chosen": "good", "rejected": "bad"}),
     "question, chosen and rejected as text": (PAIR, {"question": "u", "chosen": "good", "rejected": "bad"}),
+    "input, chosen and rejected as text": (PAIR, {"input": "u", "chosen": "good", "rejected": "bad"}),
     "prompt as text, chosen and rejected": (PAIR, {"prompt": "u", "chosen": [GOOD], "rejected": [BAD]}),
     "prompt, chosen and rejected": (PAIR, {"prompt": [USER], "chosen": GOOD, "rejected": BAD}),
     "chosen and rejected (from and value, as in ShareGPT)": (

@@ -49,7 +49,7 @@ def test_scored_conversations_are_episodes(bring, tmp_path):
     assert (found[1].turns[0].trained, found[1].truncated, found[1].turns[0].action.ended) == (
         False,
         True,
-        False,
+        True,
     )
     assert (found[2].status, found[2].error) == (Status.FAILED, "no box")
     assert account.calls == {"rollouts": 3, "unscored": 1}

@@ -1,6 +1,7 @@
 """Episodes of others in a run: trajectories of ours, conversations of TRL's, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
 from perturn.run.stages.collect_stage import import_expert
 from perturn.run.stages.row_stage import expert_episodes
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.types import Action, Status, Task, Trajectory, Turn
 
 GAME = Path(__file__).parents[2] / "examples/text_game.py"
 
@@ -59,14 +60,17 @@ def tasks(run):
 
 
 def test_trajectories_on_tasks_of_the_run_are_brought_once(run, tmp_path):
-    """Two of three are; the name of the file says nothing. A second call adds none."""
-    rows = [played(task) for task in [*tasks(run)[:2], "guess/other"]]
+    """Three of four are; the name of the file says nothing. A second call adds none. Both count what is not used."""
+    rows = [played(task) for task in [*tasks(run)[:3], "guess/other"]]
+    rows[1] = replace(rows[1], status=Status.FAILED, error="the world broke")
+    rows[2] = replace(rows[2], terminated=False, truncated=True)
     file = stored(tmp_path / "mine.txt", *rows)
 
     counts = [import_expert(run, file) for _ in range(2)]
 
-    assert counts == [{"imported": 2, "before": 0}, {"imported": 0, "before": 2}]
-    assert list(read_trajectories(run.paths.trajectories("expert"))) == rows[:2]
+    unused = {"left_out": 1, "no_success": 1, "cut": 1}
+    assert counts == [{"imported": 3, "before": 0} | unused, {"imported": 0, "before": 3} | unused]
+    assert list(read_trajectories(run.paths.trajectories("expert"))) == rows[:3]
 
 
 def test_the_expert_plays_the_tasks_that_nobody_brought(run, tmp_path):
@@ -90,7 +94,7 @@ def test_conversations_of_every_shape_are_brought(run, tmp_path, shape):
         "Alpaca": {"instruction": "Guess.", "input": "", "output": "1"},
     }
 
-    assert import_expert(run, lines(tmp_path / "rows", row[shape])) == {"imported": 1, "before": 0}
+    assert import_expert(run, lines(tmp_path / "rows", row[shape]))["imported"] == 1
 
     (stored,) = read_trajectories(run.paths.trajectories("expert"))
     assert (stored.turns[0].action.text, stored.success) == ("1", True)
@@ -98,7 +102,7 @@ def test_conversations_of_every_shape_are_brought(run, tmp_path, shape):
 
 def test_conversations_are_taught_beside_the_episodes(run, tmp_path):
     """Three conversations as successes, after the four episodes of SFT's task list."""
-    assert import_expert(run, lines(tmp_path / "rows", *map(said, "123"))) == {"imported": 3, "before": 0}
+    assert import_expert(run, lines(tmp_path / "rows", *map(said, "123")))["imported"] == 3
 
     run_stages(run, names=["expert", "sft"])
 
@@ -112,7 +116,7 @@ def test_conversations_are_taught_without_sft_too(recipe, tmp_path, name):
     file = lines(tmp_path / "rows", *map(said, "123"))
     with open_run(recipe, words, "collect") as run:
         assert import_expert(run, stored(tmp_path / "mine", played(tasks(run)[0])))["imported"] == 1
-        assert import_expert(run, file) == {"imported": 3, "before": 0}
+        assert import_expert(run, file)["imported"] == 3
         found = expert_episodes(Session(run))
 
     assert [one.environment for one in found] == ["guess-number-1.0", "", "", ""]
@@ -187,6 +191,16 @@ def test_a_recipe_with_a_file_of_its_own_takes_no_other(recipe, tmp_path, monkey
         "expert.file must be null where the expert's episodes are imported from another file"
         in capsys.readouterr().err
     )
+
+
+def test_the_command_counts_the_rows_that_training_does_not_use(perturn, recipe, run, tmp_path):
+    rows = [replace(played(tasks(run)[0]), success=False), played("guess/other")]
+    run.close()
+
+    _, printed, _ = perturn("import-expert", stored(tmp_path / "mine.jsonl", *rows), recipe)
+
+    unused = "1 left out (on no task of the run), 1 without success (ignored by training)"
+    assert f"1 imported, 0 there before, {unused}\n" in printed
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"]], ids=["run", "dry run"])

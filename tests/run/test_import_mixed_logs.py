@@ -1,11 +1,13 @@
 """Logs whose records differ: in their format, in their task, or in the kind of their scores."""
 
 import json
+import weakref
 
 import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.data.records import parse_line
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Fields
 from support.call_records import call, chat, said, user
@@ -138,6 +140,91 @@ def test_feedback_of_langsmith_that_is_no_number_is_a_fault(bring):
 
     assert account.calls == {"turns": 1, "no_call": 1}
     assert "quality: expected a number" in next(account.shown_faults())
+
+
+def test_a_category_in_the_statistics_of_a_run_is_a_fault(bring):
+    """Categories have no average. Feedback of comments alone has neither, and is no score."""
+    stats = {"quality": {"n": 1, "avg": None, "values": {"middling": 1}}, "note": {"n": 0, "avg": None}}
+    run = {"id": "r", "run_type": "llm", "inputs": {"messages": [user("q")]}, "outputs": said("a")}
+
+    account, _ = bring(run | {"feedback_stats": stats})
+
+    assert account.calls == {"turns": 1, "no_call": 1}
+    assert "quality: expected a number, true, false" in next(account.shown_faults())
+
+
+@pytest.mark.parametrize(
+    ("values", "reward"), [({"good": 1}, 1.0), ({"good": 3, "bad": 1}, 0.75), ({"good": 1, "so": 2}, None)]
+)
+def test_categories_in_the_statistics_of_a_run_are_averaged(values, reward, bring):
+    """One category that is no score makes the feedback a fault, which names the categories."""
+    run = {"id": "r", "run_type": "llm", "inputs": {"messages": [user("q")]}, "outputs": said("a")}
+
+    account, (found,) = bring(run | {"feedback_stats": {"quality": {"avg": None, "values": values}}})
+
+    if reward is None:
+        assert "or thumbs such as up, got 'good, so'" in next(account.shown_faults())
+    else:
+        assert (account.score, found.total_reward) == ("quality", reward)
+
+
+@pytest.mark.parametrize(("continued", "rewards"), [("a", [1, 0, 0]), ("b", [0, 1, 0]), (None, [1, 0, 0])])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_score_of_a_response_is_of_its_only_continued_choice(continued, rewards, is_own, bring):
+    """The score is in the record of the response, or in a record of its own."""
+    first = call("a", user("q"), id="r", session_id="s")
+    first["response"]["choices"].append({"message": said("b")})
+    answered = [] if continued is None else [said(continued)]
+    then = call("c", user("q"), *answered, user("more"), session_id="s")
+    score = {"response_id": "r", "feedback": "up"}
+
+    _, (found,) = bring(first, then, score) if is_own else bring(first | {"feedback": "up"}, then)
+
+    assert [turn.reward for turn in found.turns] == rewards
+    assert found.total_reward == 1
+
+
+def test_the_episodes_of_a_task_are_not_in_memory_at_once(bring, monkeypatch):
+    held, most = [], []
+
+    def parse(*given):
+        one = parse_line(*given)
+        held.append(weakref.ref(one))
+        most.append(sum(each() is not None for each in held))
+        return one
+
+    monkeypatch.setattr("perturn.run.log_import.import_logs.parse_line", parse)
+    calls = [call("yes", user("q"), session_id=f"s{number}") for number in range(10)]
+    bring(*calls)
+
+    assert len(most) == 10
+    assert max(most) <= 3
+
+
+@pytest.mark.parametrize(
+    ("score", "reward"), [({"label": "good"}, 1.0), ({"label": "middling"}, None), ({"value": 2}, 2.0)]
+)
+def test_a_label_of_an_evaluation_is_a_score_or_a_fault(score, reward, bring):
+    def attributes(held):
+        return [{"key": key, "value": {"stringValue": str(value)}} for key, value in held.items()]
+
+    evaluation = {"gen_ai.evaluation.name": "judge"} | {
+        f"gen_ai.evaluation.score.{key}": each for key, each in score.items()
+    }
+    held = {
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "q",
+        "gen_ai.completion.0.content": "a",
+    }
+    span = {"spanId": "01", "attributes": attributes(held | {"gen_ai.completion.0.role": "assistant"})}
+    span["events"] = [{"name": "gen_ai.evaluation.result", "attributes": attributes(evaluation)}]
+
+    account, (found,) = bring({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+
+    if reward is None:
+        assert "judge: expected a number, true, false" in next(account.shown_faults())
+    else:
+        assert (account.score, found.total_reward) == ("judge", reward)
 
 
 def test_the_command_shows_few_kinds_of_faults_and_says_where_all_are(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Sessions: names, seeds, rewards, states, limits, and agents that share one."""
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 from perturn.serve import Endpoint, ServeSettings
-from perturn.serve.record import LOST
+from perturn.serve.record import LOST, Record
 from perturn.serve.request_parser import read_conversation
 from perturn.types import Sampling, Status, Task
 from support.endpoint_calls import ASKED, ask, post, recorded, text
@@ -78,6 +79,39 @@ def test_rewards_and_states_reach_the_trajectory(tmp_path):
     assert (episode.total_reward, episode.success, episode.terminated) == (1.25, True, True)
     assert (episode.task.id, episode.environment, episode.protocol) == ("t", "agent", "agent")
     assert (shown["turns"], shown["sequences"], shown["recorded"][0]["reward"]) == (2, 1, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("continues", "choice", "rewards"),
+    [
+        ((), 1, [None, 0.5]),
+        ((1,), None, [None, 0.5]),
+        ((1,), 0, [0.5, None]),
+        ((), None, 400),
+        ((0, 1), None, 400),
+        ((), 2, 400),
+    ],
+)
+def test_a_reward_of_several_choices_is_of_the_named_or_the_continued_choice(
+    continues, choice, rewards, endpoint, engine
+):
+    answers = iter(("first", "second", "x", "y"))
+    engine.answer = lambda prompt: next(answers)
+    session = endpoint.new_session(Task("choices"))
+    first = ask(endpoint, f"/s/{session}/v1/chat/completions", n=2).json()
+    for each in continues:
+        ask(
+            endpoint, f"/s/{session}/v1/chat/completions", [*ASKED, first["choices"][each]["message"], *ASKED]
+        )
+
+    given = post(endpoint, f"/s/{session}/reward", {"response": first["id"], "reward": 0.5, "choice": choice})
+
+    recorded = [turn["reward"] for turn in endpoint.summary(session)["recorded"]]
+    if rewards == 400:
+        assert (given.status_code, given.json()["error"]["param"]) == (400, "choice")
+        assert not any(recorded)
+    else:
+        assert recorded[:2] == rewards
 
 
 def test_a_session_that_ended_opens_again_as_the_next_sample(tmp_path):
@@ -197,6 +231,17 @@ def test_sessions_that_are_open_when_the_endpoint_ends_are_marked(tmp_path):
 
     (episode,) = recorded(tmp_path)
     assert (episode.status, episode.error, len(episode.turns)) == (Status.FAILED, LOST, 1)
+
+
+def test_a_session_that_a_kill_lost_is_of_the_group_of_its_policy(tmp_path):
+    """A copy of the folder is what a kill leaves."""
+    with Endpoint(Scripted(), record=tmp_path / "open") as endpoint:
+        ask(endpoint, "/s/t/v1/chat/completions")
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    Record(tmp_path / "killed", "agent").close()
+
+    (episode,) = recorded(tmp_path / "killed")
+    assert (episode.error, episode.policy) == (LOST, "scripted")
 
 
 def test_a_session_in_this_process_is_handed_out_once(endpoint, engine):

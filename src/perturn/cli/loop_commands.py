@@ -161,6 +161,14 @@ def show_plan(
         raise typer.Exit(1)
 
 
+_IGNORED = {
+    "left_out": "left out (on no task of the run)",
+    "no_success": "without success (ignored by training)",
+    "cut": "cut (ended early)",
+}
+"""Counts of `import_expert` that are printed if they are not 0, each with its explanation."""
+
+
 @command(
     "import-expert",
     "mine.jsonl recipes/alfworld_tlm-dre.yaml",
@@ -184,10 +192,9 @@ def import_expert(
 
     with open_run(source, overrides or [], "collect") as run, at_work("importing episodes"):
         counts = bring(run, file)
-    results.print(
-        f"{run.paths.trajectories('expert')}: {counts['imported']} imported, {counts['before']} there before",
-        soft_wrap=True,
-    )
+    said = [f"{counts['imported']} imported", f"{counts['before']} there before"]
+    said += [f"{counts[name]} {what}" for name, what in _IGNORED.items() if counts[name]]
+    results.print(f"{run.paths.trajectories('expert')}: {', '.join(said)}", soft_wrap=True)
 
 
 @command(

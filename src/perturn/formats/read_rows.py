@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -122,8 +122,16 @@ def _is_pair(record: Mapping[str, Any]) -> bool:
     return isinstance(chosen, Mapping) and "role" not in chosen and "from" not in chosen
 
 
+def _read_trajectory(record: Mapping[str, Any]) -> Trajectory:
+    """Return a trajectory. Without `total_reward`, the total is the sum of the rewards of its turns."""
+    found = trajectory_from_dict(record)
+    if "total_reward" in record:
+        return found
+    return replace(found, total_reward=sum((turn.reward for turn in found.turns), 0.0))
+
+
 _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], Row]], ...] = (
-    (_TRAJECTORY, is_trajectory, trajectory_from_dict),
+    (_TRAJECTORY, is_trajectory, _read_trajectory),
     (_PAIR, _is_pair, pair_from_dict),
     (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
 )
@@ -204,6 +212,13 @@ def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
 def is_numbered(row: Trajectory) -> bool:
     """Return whether a row is a conversation, which has no task and no outcome, so that its number is its task."""
     return re.fullmatch(r"row-\d+", row.task.id) is not None and not has_outcome(row)
+
+
+def sides_of(row: Row) -> tuple[Trajectory, ...]:
+    """Return the two sides of a pair, or the one trajectory of another row."""
+    if isinstance(row, PreferencePair):
+        return row.chosen, row.rejected
+    return (row.trajectory if isinstance(row, WeightedTrajectory) else row,)
 
 
 def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:

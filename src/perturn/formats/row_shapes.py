@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
@@ -148,7 +148,7 @@ def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str 
     if not (names or sides):
         return None
     known = set(others)
-    prompt = question_of(others, where)
+    prompt = question_of(others, where, (*ASKS, "input") if sides else ASKS)
     if not prompt:
         return None
     used = [name for name in known if name not in others]
@@ -355,13 +355,18 @@ def parted(chosen: str, rejected: str) -> tuple[str, str, str]:
     return chosen[:same], chosen[same:], rejected[same:]
 
 
-def question_of(others: dict[str, Any], where: str) -> list[Message]:
+def question_of(others: dict[str, Any], where: str, names: Sequence[str]) -> list[Message]:
     """Take the question of a row out of its columns. Return the exchanges of `history`, and then the question.
+
+    Args:
+        others: Columns of the row, from which the used columns are removed.
+        where: Location of the row, for error messages.
+        names: Columns that may hold the question; the first column with a text is used.
 
     Raises:
         DataError: If `history` is not a list of exchanges.
     """
-    name = next((each for each in ASKS if isinstance(others.get(each), str)), None)
+    name = next((each for each in names if isinstance(others.get(each), str)), None)
     if name is None:
         return []
     parts = [others.pop(name), *(others.pop(each) for each in ADDS if isinstance(others.get(each), str))]

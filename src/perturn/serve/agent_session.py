@@ -14,7 +14,7 @@ from typing import Any
 
 from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.tool_calls import as_text, understand
-from perturn.errors import BudgetError, ContextFull, EngineFailure, PromptRejected
+from perturn.errors import EngineFailure
 from perturn.io.plain_data import fault, mended, mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.serve.request_parser import RequestParser
@@ -213,16 +213,21 @@ class Session:
         Raises:
             Refusal: If this session has no such response.
         """
-        index = self._turns_of(response)[0]
+        index = self._turn_of(response, 0)
         chain = self._chain(index)
         said = [message for each in chain for message in (*each.turn.observation, each.answer())]
         return [*chain[0].opening.prompt, *said]
 
-    def give_reward(self, reward: Any, response: str | None = None) -> None:
-        """Set the reward of the episode, or of the turn with a response id.
+    def give_reward(self, reward: Any, response: str | None = None, choice: int | None = None) -> None:
+        """Set the reward of the episode, or of the turn of a response.
+
+        Args:
+            reward: A finite number.
+            response: Id of the response; None: the whole episode.
+            choice: Index of the turn among the response's choices; None: its only choice, or its only continued choice.
 
         Raises:
-            Refusal: If there is no such response, or the reward is not a finite number.
+            Refusal: If there is no such turn, or the reward is not a finite number.
         """
         is_number = isinstance(reward, Real) and not isinstance(reward, bool)
         if not is_number or abs(reward) > 1e100 or not math.isfinite(reward):
@@ -231,7 +236,7 @@ class Session:
         if response is None:
             self.reward = float(reward)
         else:
-            self._taken[self._turns_of(response)[0]].reward = float(reward)
+            self._taken[self._turn_of(response, choice)].reward = float(reward)
 
     def trajectory(self, *, policy: str, environment: str, **outcome: Any) -> Trajectory:
         """Return the episode as recorded so far.
@@ -312,12 +317,23 @@ class Session:
             opening=taken.opening if index and parent == OPENS and taken.opening != first else None,
         )
 
-    def _turns_of(self, response: str) -> list[int]:
+    def _turn_of(self, response: str, choice: int | None) -> int:
+        """Return the index of the turn that a choice of a response is; see `give_reward`."""
         if response not in self._of_response:
             raise Refusal(
                 404, f"session {self.id!r} gave no response {response!r:.80}.", "not_found", "response"
             )
-        return self._of_response[response]
+        turns = self._of_response[response]
+        if choice is None and len(turns) > 1:
+            continued = {each.position.follows for each in self._taken}.intersection(turns)
+            if len(continued) != 1:
+                said = f"{len(turns)} choices, and {len(continued)} of them are continued; give choice."
+                raise Refusal(400, f"response {response!r:.80} has {said}", "invalid_value", "choice")
+            return continued.pop()
+        if (choice or 0) >= len(turns):
+            said = f"choice must be < {len(turns)}, the number of choices of the response, got {choice}."
+            raise Refusal(400, said, "invalid_value", "choice")
+        return turns[choice or 0]
 
     def _chain(self, index: int) -> list[_Taken]:
         """Return the turns of a conversation up to the turn with an index, in order."""
@@ -375,16 +391,3 @@ def _call(call: Mapping[str, Any]) -> Call:
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return Call(f"call_{secrets.token_hex(8)}", str(function.get("name", "")), text)
-
-
-def refused(error: Exception) -> Refusal:
-    """Return an engine's error as a rejection of the request, with an HTTP status."""
-    if isinstance(error, ContextFull):
-        return Refusal(400, str(error), "context_length_exceeded", "messages")
-    if isinstance(error, PromptRejected):
-        return Refusal(400, str(error), "prompt_rejected")
-    if isinstance(error, BudgetError):
-        return Refusal(403, str(error), "limit_reached")
-    if isinstance(error, EngineFailure):
-        return Refusal(500, str(error), "engine_failure")
-    return Refusal(503, str(error), "engine_unavailable")

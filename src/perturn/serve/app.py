@@ -46,6 +46,7 @@ _Handler = Callable[[SessionManager, str, Request], Awaitable[Response]]
 class _Reward(OwnBody):
     reward: StrictFloat | None = None
     response: str | None = None
+    choice: Annotated[int, Field(ge=0)] | None = None
     success: StrictBool | None = None
     done: StrictBool | None = None
 
@@ -248,9 +249,11 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
             "invalid_value",
             "reward",
         )
+    if given.response is None and given.choice is not None:
+        raise Refusal(400, "choice names a choice of a response; give response.", "invalid_value", "response")
     session = sessions.known(name)
     if given.reward is not None:
-        session.give_reward(given.reward, given.response)
+        session.give_reward(given.reward, given.response, given.choice)
     if given.success is not None:
         session.success = given.success
     if given.reward is not None or given.success is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perturn.errors import BudgetError, ContextFull, EngineFailure, PromptRejected
 from perturn.types import Action
 
 _NAME = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
@@ -26,6 +27,19 @@ class Refusal(Exception):
         """
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+
+
+def refused(error: Exception) -> Refusal:
+    """Return an engine's error as a rejection of the request, with an HTTP status."""
+    if isinstance(error, ContextFull):
+        return Refusal(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, PromptRejected):
+        return Refusal(400, str(error), "prompt_rejected")
+    if isinstance(error, BudgetError):
+        return Refusal(403, str(error), "limit_reached")
+    if isinstance(error, EngineFailure):
+        return Refusal(500, str(error), "engine_failure")
+    return Refusal(503, str(error), "engine_unavailable")
 
 
 def check_name(name: str) -> None:

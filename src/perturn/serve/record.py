@@ -70,9 +70,10 @@ class Record:
         with writing(self._file):
             self._notes = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
-    def begun(self, task: Task, sample: int, seed: int) -> None:
+    def begun(self, task: Task, sample: int, seed: int, policy: str) -> None:
         """Write a note that a session was opened, so that it is not forgotten if the process is killed."""
-        line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
+        note = {"task": task.id, "kind": task.kind, "sample": sample, "seed": seed, "policy": policy}
+        line = json.dumps(note)
         with writing(self._file):
             append_whole(self._notes, line.encode() + b"\n")
 
@@ -120,6 +121,7 @@ class Record:
                         error=LOST,
                         sample=key[1],
                         seed=int(note["seed"]),
+                        policy=str(note.get("policy", "")),
                     )
                 )
                 held.add(key)

@@ -20,9 +20,9 @@ from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError
 from perturn.io.plain_data import named_error
-from perturn.serve.agent_session import Session, read_action, refused
+from perturn.serve.agent_session import Session, read_action
 from perturn.serve.answering import Answering, sampling_of
-from perturn.serve.exchange import Ask, Refusal, Reply, check_name
+from perturn.serve.exchange import Ask, Refusal, Reply, check_name, refused
 from perturn.serve.record import LOST, Record, SampleNumbers
 from perturn.serve.request_parser import RequestParser, continued
 from perturn.serve.reward_call import Judge, RewardCall
@@ -145,7 +145,7 @@ class SessionManager:
         if is_kept:
             self._kept.add(name)
         elif self._record is not None:
-            self._record.begun(task, sample, seed)
+            self._record.begun(task, sample, seed, self.engine.name)
         if excess is not None:
             self._close(excess, "cut: max_sessions were open", True, None)
         self._sessions[name] = session

@@ -6,6 +6,7 @@ The environment needs `pip install "perturn[hotpotqa]"`, a file of questions for
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Action, Observation, Task, Trajectory, Turn
+
+_logger = logging.getLogger(__name__)
 
 REWARDS: dict[str, Callable[[str, str], float]] = {
     "f1": f1_score,
@@ -143,7 +146,7 @@ class HotpotQA:
     def read_experts(
         self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
     ) -> Iterator[Trajectory]:
-        """Yield the recorded episodes of the given tasks as trajectories; episodes of other questions are skipped.
+        """Yield the recorded episodes of the given tasks as trajectories. A warning counts all other episodes.
 
         Observations are kept as recorded, so they come from another search engine. The answer is scored here, so
         rewards are comparable with episodes of this environment. The policy of these trajectories is named `recorded`.
@@ -153,11 +156,18 @@ class HotpotQA:
             tasks: Tasks whose episodes are returned.
             write: Function (thought, action) -> text of the action.
         """
-        known = {task.id: task for task in tasks}
+        known, others, broken = {task.id: task for task in tasks}, 0, 0
         for sample, recorded in read_recorded(file):
             task = known.get(question_id(recorded.question))
-            if task is not None:
+            if task is None:
+                others += 1
+            elif not recorded.steps:
+                broken += 1
+            else:
                 yield replace(self._recorded(recorded, task, write), sample=sample)
+        if others or broken:
+            why = f"{others} on other questions, {broken} without a valid step"
+            _logger.warning("%s: episodes left out: %s.", file, why)
 
     def _recorded(self, recorded: Recorded, task: Task, write: Callable[[str, str], str]) -> Trajectory:
         """Return a recorded episode as a trajectory, whose reward is the score of its answer."""

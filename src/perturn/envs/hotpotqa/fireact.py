@@ -44,7 +44,7 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
     """Yield the episodes of a file, each with its number among the episodes of the same question, from 0.
 
     An episode ends before its first malformed step, such as a turn with two actions or none. An episode without a
-    valid step is skipped.
+    valid step has no steps, and no number of its own.
 
     Raises:
         DataError: If the file cannot be read, or an entry has neither format.
@@ -59,9 +59,8 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
         where = f"{file}: entry {name}"
         row = entry if isinstance(entry, dict) else refuse(where, "an object", entry)
         recorded = _read_row(row, where)
-        if recorded.steps:
-            yield seen[recorded.question], recorded
-            seen[recorded.question] += 1
+        yield seen[recorded.question], recorded
+        seen[recorded.question] += bool(recorded.steps)
 
 
 def _read_row(row: Mapping[str, Any], where: str) -> Recorded:

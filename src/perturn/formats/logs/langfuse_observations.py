@@ -168,12 +168,12 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
     parameters = mapping(first(held, "modelParameters", "model_parameters"))
     session = at_path(held, fields.session) if fields.session else first(held, *_SESSION_ID)
     for index, answer in enumerate(answers):
-        ids = ids_of(held.get("id"))
         yield Call(
             where,
             messages_of(given if asked is None else asked, where, first(body, "system", "instructions")),
             answer,
-            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            ids_of(held.get("id")),
+            choice=index,
             session=text_id(session),
             trace=text_id(first(held, *_TRACE_ID)),
             time=seconds(first(held, "startTime", "start_time")),

@@ -8,8 +8,8 @@ Parquet files with objects as JSON text. Runs inside `child_runs` are read too.
   the format of `dumpd`, and `generations`), or from a traced function that takes messages.
 - The session is the thread: `session_id`, `thread_id` or `conversation_id` in `extra.metadata`
   (docs.langchain.com/langsmith/threads). The field `session_id` of a run is its project, and is not read.
-- `feedback_stats` holds an average for each key, which is read as a score. A record of feedback (`run_id`, `key`,
-  `score`) is a score too. The feedback of a root run belongs to its trace.
+- `feedback_stats` holds an average or the counts of categories for each key, which are read as a score. A record of
+  feedback (`run_id`, `key`, `score`) is a score too. The feedback of a root run belongs to its trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score, of_another, score_of
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, of_another, score_of
 from perturn.formats.logs.log_values import (
     at_path,
     first,
@@ -65,8 +65,8 @@ def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
         yield from _run(child, where, fields)
     of = text_id(run.get("id"))
     for key, stats in mapping(run.get("feedback_stats")).items():
-        if of is not None and (value := score_value(mapping(stats).get("avg"))) is not None:
-            yield Score(text_id(key) or "feedback", value, of)
+        if (held := _rating(mapping(stats))) is not None:
+            yield of_another(score_of(text_id(key) or "feedback", held), of, where)
     if run.get("run_type") != "llm":
         yield LostEntry(where, "no_call")
         return
@@ -74,6 +74,18 @@ def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
         yield from _calls(run, where, fields)
     except DataError as error:
         yield LostEntry(where, "unsupported", str(error))
+
+
+def _rating(stats: Mapping[str, Any]) -> Any:
+    """Return the average of feedback, or the mean of its categories; the names of the categories if one is no score."""
+    counts = mapping(stats.get("values"))
+    if stats.get("avg") is not None or not counts:
+        return stats.get("avg")
+    scores = [(score_value(each), score_value(count) or 0.0) for each, count in counts.items()]
+    total = sum(count for _, count in scores)
+    if total <= 0 or any(score is None for score, _ in scores):
+        return ", ".join(map(str, counts))
+    return sum((score or 0.0) * count for score, count in scores) / total
 
 
 def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
@@ -95,12 +107,12 @@ def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry
     messages = messages_of(asked, where, first(inputs, "system", "instructions"))
     session = at_path(run, fields.session) if fields.session else first(metadata, *_THREADS)
     for index, answer in enumerate(answers):
-        ids = ids_of(run.get("id"))
         yield Call(
             where,
             messages,
             answer,
-            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            ids_of(run.get("id")),
+            choice=index,
             session=text_id(session),
             trace=text_id(run.get("trace_id")),
             time=seconds(run.get("start_time")),

@@ -55,7 +55,9 @@ class Call:
     """Messages of the request."""
     answer: Action
     ids: tuple[str, ...] = ()
-    """Ids of the call: first of its span or run, then of its response."""
+    """Ids of the call: first of its span or run, then of its response. All choices of a response have the same ids."""
+    choice: int = 0
+    """Index of the answer among the choices of its response."""
     session: str | None = None
     """Id of the conversation, thread or session of the call."""
     trace: str | None = None

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, of_another, score_of
 from perturn.formats.logs.log_values import (
     at_path,
     first,
@@ -37,7 +37,7 @@ from perturn.formats.logs.log_values import (
     unpacked,
 )
 from perturn.formats.logs.provider_messages import messages_of, tools_of
-from perturn.formats.logs.request_logs import answers_in, named_score
+from perturn.formats.logs.request_logs import answers_in, is_cut, named_score
 
 _DETAILS, _RESULT, _CHOICE = (
     "gen_ai.client.inference.operation.details",
@@ -48,6 +48,8 @@ _ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assista
 """Events of the older conventions, each with the role of its message."""
 _SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
 _OPERATIONS = ("chat", "text_completion", "generate_content")
+_WITHOUT_CHOICES = ("end_turn", "max_tokens", "pause_turn", "refusal", "stop_sequence", "tool_use")
+"""Stop reasons of Anthropic, whose responses have no choices. OpenLLMetry may repeat the reason at each block."""
 _MOST_OPEN = 10_000
 """Maximum number of calls whose events are collected at a time."""
 
@@ -138,7 +140,7 @@ def _span(source: _Source) -> Iterator[Entry]:
         for each in objects(source.held.get("events"))
     ]
     for each in (one for one in log_events if one["event.name"] == _RESULT):
-        yield from _result(each, source.held)
+        yield _result(each, source.held, source.where)
     details: dict[str, Any] = next((one for one in log_events if one["event.name"] == _DETAILS), {})
     collected = _Events(source.where)
     choices = [said for one in log_events if (said := _collect(one, one, collected)) is not None]
@@ -171,18 +173,16 @@ def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> It
         yield LostEntry(where, "no_answer", f"the call has no {lacks}.")
         return
     finish = attributes.get("gen_ai.response.finish_reasons")
-    if isinstance(finish, list) and "length" in finish and len(answers) == 1:
-        answers = list(
-            answers_in({"choices": [{"message": answers[0].message(), "finish_reason": "length"}]}, where)
-        )
+    if isinstance(finish, list) and any(map(is_cut, finish)) and len(answers) == 1:
+        answers = [replace(answers[0], ended=False)]
     messages = messages_of(found.asked, where, found.system)
     for index, answer in enumerate(answers):
-        ids = ids_of(held.get("spanId"), attributes.get("gen_ai.response.id"))
         yield Call(
             where,
             messages,
             answer,
-            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            ids_of(held.get("spanId"), attributes.get("gen_ai.response.id")),
+            choice=index,
             session=text_id(first(attributes, *([fields.session] if fields.session else _SESSION))),
             trace=_trace(held),
             time=seconds(_number(first(held, "startTimeUnixNano", "timeUnixNano", "observedTimeUnixNano"))),
@@ -205,14 +205,13 @@ def _trace(held: Mapping[str, Any]) -> str | None:
     return found if found and found.strip("0") else None
 
 
-def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the score of an evaluation, for the response that it names or else for its span or trace."""
-    value = score_value(attributes.get("gen_ai.evaluation.score.value"))
-    if value is None:
-        value = score_value(attributes.get("gen_ai.evaluation.score.label"))
+def _result(attributes: Mapping[str, Any], held: Mapping[str, Any], where: str) -> Entry:
+    """Return the score of an evaluation, for the response that it names or else for its span or trace."""
+    value, label = (attributes.get(f"gen_ai.evaluation.score.{key}") for key in ("value", "label"))
+    name = text_id(attributes.get("gen_ai.evaluation.name")) or "evaluation"
+    found = score_of(name, value if label is None or score_value(value) is not None else label)
     of = text_id(first(attributes, "gen_ai.response.id") or first(held, "spanId", "traceId"))
-    if value is not None and of is not None:
-        yield Score(text_id(attributes.get("gen_ai.evaluation.name")) or "evaluation", value, of)
+    return of_another(found, of, where)
 
 
 def _event(
@@ -223,7 +222,7 @@ def _event(
     name = str(first(event, "eventName") or attributes.get("event.name"))
     attributes["event.name"] = name
     if name == _RESULT:
-        yield from _result(attributes, event)
+        yield _result(attributes, event, where)
         return
     if name == _DETAILS:
         yield from _guarded(_Source(event, where, fields))
@@ -277,9 +276,27 @@ def content_of(attributes: Mapping[str, Any], where: str) -> Content | None:
                 mapping(each.get("tool", each)).get("json_schema", each)
                 for each in _listed(attributes, "llm.tools")
             ]
-            said = _flat(attributes, saying, inner)
-            return Content(asked, [{"output": said}] if said else [], None, tools)
+            said = _answers(_flat(attributes, saying, inner), attributes.get("llm.finish_reason"))
+            return Content(asked, said, None, tools)
     return None
+
+
+def _answers(said: list[dict[str, Any]], first_reason: Any) -> list[dict[str, Any]]:
+    """Return the answers in the output messages of flat attributes, in the format of the responses API.
+
+    OpenLLMetry gives each choice its finish reason. OpenInference gives a response of choices the reason of its first
+    choice. A message without either is an item of the answer before it, as in the responses API. So is a message with a
+    reason of Anthropic.
+    """
+    answers: list[dict[str, Any]] = []
+    for message in said:
+        reason = message.pop("finish_reason", None)
+        said_why = reason or first_reason
+        if not answers or (said_why and said_why not in _WITHOUT_CHOICES):
+            reason = reason or (None if answers else first_reason)
+            answers.append({"output": [], "incomplete_details": {"reason": reason}})
+        answers[-1]["output"].append(message)
+    return answers
 
 
 def _flat(attributes: Mapping[str, Any], prefix: str, inner: str) -> list[dict[str, Any]]:
@@ -287,6 +304,8 @@ def _flat(attributes: Mapping[str, Any], prefix: str, inner: str) -> list[dict[s
     found = []
     for each in _listed(attributes, prefix):
         message = dict(mapping(each.get(inner)) if inner else each)
+        if message.get("role") == "thinking":  # a thinking block of Anthropic, in OpenLLMetry
+            message |= {"role": "assistant", "content": "", "reasoning_content": message.get("content")}
         parts = [
             mapping(part.get("message_content", part)) for part in _numbered(message.pop("contents", None))
         ]

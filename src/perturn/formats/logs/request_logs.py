@@ -149,12 +149,12 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         stored[identity] = before, [*fresh, *mapping(response)["output"]]
     is_shared = (session or trace) is not None
     for index, answer in enumerate(answers):
-        ids = ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id"))
         yield Call(
             where,
             messages,
             answer,
-            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id")),
+            choice=index,
             session=session,
             trace=trace,
             time=seconds(first(record, *_TIMES) or first(mapping(response), "created", "created_at")),
@@ -254,7 +254,12 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
     for said, reason, choice in given:
         if said is not None and (action := answer_of(said, f"{where}: answer")) is not None:
             action = with_choice_tokens(action, mapping(choice), f"{where}: answer")
-            yield action if reason not in _CUT else replace(action, ended=False)
+            yield replace(action, ended=False) if is_cut(reason) else action
+
+
+def is_cut(reason: Any) -> bool:
+    """Return whether a stop reason says that a limit cut the answer. Gemini's reasons are in capital letters."""
+    return str(reason).lower() in _CUT
 
 
 def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:

@@ -62,11 +62,11 @@ def read_agent_lightning(records: Iterator[Record], fields: Fields) -> Iterator[
             yield LostEntry(record.where, "broken", str(record.value))
             continue
         try:
-            for entry in list(_entries(record.value, record.where, fields, newest)):
-                if isinstance(entry, Call):
-                    newest[str(entry.session)] = entry.ids[0]
-                    newest.move_to_end(str(entry.session))
-                yield entry
+            entries = list(_entries(record.value, record.where, fields, newest))
+            if isinstance(call := entries[0], Call):  # all choices of a response have the same ids
+                newest[str(call.session)] = call.ids[0]
+                newest.move_to_end(str(call.session))
+            yield from entries
         except DataError as error:
             yield LostEntry(record.where, "unsupported", str(error))
         while len(newest) > _MOST_OPEN:
@@ -95,25 +95,25 @@ def _entries(
 def _request(
     data: Mapping[str, Any], record: Mapping[str, Any], where: str, attempt: str, task: str | None
 ) -> Iterator[Entry]:
-    """Yield the call in a request that the server forwarded to a model."""
+    """Yield a call for each choice of a request that the server forwarded to a model."""
     request, response = mapping(data.get("request")), data.get("response")
     answers = list(answers_in(response, where)) if data.get("status", "ok") == "ok" and response else []
     if not answers or not request.get("messages"):
         yield LostEntry(where, "no_answer", "the request has no answer.")
         return
-    yield Call(
-        where,
-        messages_of(request["messages"], where),
-        answers[0],
-        (f"{where}",),
-        session=attempt,
-        time=seconds(record.get("timestamp")),
-        tools=tools_of(request.get("tools"), where),
-        model=str(data.get("model") or ""),
-        task=task,
-    )
-    for _ in answers[1:]:
-        yield LostEntry(where, "no_call")
+    for index, answer in enumerate(answers):
+        yield Call(
+            where,
+            messages_of(request["messages"], where),
+            answer,
+            (where,),
+            choice=index,
+            session=attempt,
+            time=seconds(record.get("timestamp")),
+            tools=tools_of(request.get("tools"), where),
+            model=str(data.get("model") or ""),
+            task=task,
+        )
 
 
 def _reward(value: Any, where: str, attempt: str, newest: Mapping[str, str]) -> Entry:
@@ -127,7 +127,7 @@ def _reward(value: Any, where: str, attempt: str, newest: Mapping[str, str]) -> 
 def _span(
     record: Mapping[str, Any], where: str, attempt: str, task: str | None, newest: Mapping[str, str]
 ) -> Iterator[Entry]:
-    """Yield the call or the reward in a span."""
+    """Yield the calls or the reward in a span."""
     attributes = mapping(record.get("attributes"))
     reward = first(attributes, _PRIMARY, "reward")
     for output in (mapping(attributes.get(name)) for name in _OUTPUTS):
@@ -142,20 +142,21 @@ def _span(
         yield LostEntry(where, "no_call") if found is None else LostEntry(where, "no_answer", "no answer.")
         return
     ids = attributes.get("response_token_ids")
-    answer = answers[0]
     if isinstance(ids, list) and ids and all(type(each) is int for each in ids):
-        answer = replace(answer, token_ids=tuple(ids))
-    yield Call(
-        where,
-        messages_of(found.asked, where, found.system),
-        answer,
-        ids_of(record.get("span_id"), attributes.get("gen_ai.response.id")) or (where,),
-        session=attempt,
-        time=seconds(record.get("start_time")),
-        tools=tools_of(found.tools, where),
-        model=str(first(attributes, "gen_ai.response.model", "gen_ai.request.model") or ""),
-        task=task,
-    )
+        answers[0] = replace(answers[0], token_ids=tuple(ids))
+    for index, answer in enumerate(answers):
+        yield Call(
+            where,
+            messages_of(found.asked, where, found.system),
+            answer,
+            ids_of(record.get("span_id"), attributes.get("gen_ai.response.id")) or (where,),
+            choice=index,
+            session=attempt,
+            time=seconds(record.get("start_time")),
+            tools=tools_of(found.tools, where),
+            model=str(first(attributes, "gen_ai.response.model", "gen_ai.request.model") or ""),
+            task=task,
+        )
 
 
 def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:

@@ -37,11 +37,18 @@ def is_art(record: Mapping[str, Any]) -> bool:
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield the rollouts of a record."""
     if isinstance(record.get("trajectories"), list):
-        for index, each in enumerate(record["trajectories"]):
-            yield _trajectory(mapping(each), f"{where}: trajectories[{index}]", fields, f"group {where}")
+        group = f"group {where}"
+        found = [
+            _trajectory(mapping(each), f"{where}: trajectories[{index}]", fields, group)
+            for index, each in enumerate(record["trajectories"])
+        ]
+        yield from found
+        tasks, policies = {one.task for one in found}, {one.policy for one in found}
+        task = tasks.pop() if len(tasks) == 1 else group
+        policy = policies.pop() if len(policies) == 1 else ""
         for index, error in enumerate(objects(record.get("exceptions"))):
             said = f"{error.get('type')}: {error.get('message')}"
-            yield Rollout(f"{where}: exceptions[{index}]", f"group {where}", (), error=said)
+            yield Rollout(f"{where}: exceptions[{index}]", task or group, (), error=said, policy=policy)
     elif "group_index" in record:
         file = Path(_FILE.sub("", where)).stem
         yield _trajectory(record, where, fields, f"{file}: group {record['group_index']}")

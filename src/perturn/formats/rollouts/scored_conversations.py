@@ -18,7 +18,6 @@ from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
 from perturn.formats.logs.log_values import bad, first, mapping, score_value, text_id
 from perturn.formats.logs.provider_messages import tools_of
 from perturn.formats.rollouts.rollout_records import (
-    cut_last,
     listed,
     reader,
     scores_of,
@@ -83,7 +82,7 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     yield Rollout(
         where,
         task_of(record, fields, question if task is None else task),
-        cut_last(steps) if cut else steps,
+        steps,
         scores_of(record, fields, score),
         truncated=cut,
         error=str(error)[:_LONGEST] if error else None,

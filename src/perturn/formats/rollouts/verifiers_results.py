@@ -67,13 +67,13 @@ def _result(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
         steps = tuple(_call(call, f"{where}: trajectory[{at}]", tools) for at, call in enumerate(calls))
     elif completion or error is None:
         steps = steps_of(prompt, completion, where, tools)
-    cut = bool(record.get("is_truncated"))
+    last_cut = bool(calls) and bool(calls[-1].get("is_truncated"))
     return Rollout(
         where,
         task_of(record, fields, record["example_id"]),
-        cut_last(steps) if cut else steps,
+        cut_last(steps) if last_cut else steps,
         scores_of(record, fields, record.get("reward")),
-        truncated=cut,
+        truncated=bool(record.get("is_truncated")),
         error=error,
         answer=str(record.get("answer") or ""),
     )

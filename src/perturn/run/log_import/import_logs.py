@@ -269,7 +269,7 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
         ended = "success" if episode.trajectory.success else "failure" if episode.is_scored else "no_score"
         account.calls["turns"] += len(calls)
         account.episodes[ended] += 1
-        spool.add_episode(calls[0].n, episode.trajectory.task.id, len(calls), line_of(episode.trajectory))
+        spool.add_episode(calls[0].n, episode.trajectory, len(calls))
     for n, line, value in spool.rollouts(account.score):
         one = parse_line(Trajectory, line, "rollout")
         why = _left_out(one, value, settings, account)
@@ -282,7 +282,7 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
         account.calls["rollouts"] += 1
         is_scored = value is not None or failed(one)
         account.episodes["success" if one.success else "failure" if is_scored else "no_score"] += 1
-        spool.add_episode(n, one.task.id, 0, line_of(one))
+        spool.add_episode(n, one, 0)
 
 
 def _left_out(one: Trajectory, value: float | None, settings: LogSettings, account: LogAccount) -> str | None:
@@ -323,10 +323,10 @@ def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str |
 
 def _rows(spool: LogSpool, settings: LogSettings, account: LogAccount) -> Iterator[Any]:
     """Yield the rows, task by task. The episodes of a task are numbered as its samples."""
-    for held in spool.by_task():
+    for policy, held in spool.by_task():
         calls = [count for count, _ in held]
         read = (parse_line(Trajectory, line, "episode") for _, line in held)
-        episodes = (replace(one, sample=index) for index, one in enumerate(read))
+        episodes = (replace(one, sample=n, policy=one.policy or policy) for n, one in enumerate(read))
         if settings.form == "trajectories":
             yield from episodes
         elif settings.form == "labelled":

@@ -87,8 +87,9 @@ def _shared(one: Sequence[Message], other: Sequence[Message]) -> int:
 def episode_of(calls: Sequence[Logged], environment: str, success_at: float | None) -> LoggedEpisode:
     """Return the episode that consists of the given calls, which are in the order of time.
 
-    The reward of a turn is the score of its call, and the total reward is the sum of the rewards. The episode is a
-    success if each of its scores is large enough.
+    The reward of a turn is the score of its call, and the total reward is the sum of the rewards. If only one choice of
+    a response is continued, it has the score of the response. The episode is a success if each of its scores is large
+    enough.
 
     Args:
         calls: The calls; at least one.
@@ -100,7 +101,7 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
     succeeded = [score > 0 if success_at is None else score >= success_at for score in scores]
     trajectory = Trajectory(
         Task(_named(calls[0].held["task"], [Step(tuple(calls[0].messages), calls[0].action)])),
-        tuple(found.turns),
+        _at_continued(calls, found.turns),
         environment=environment,
         prompt=found.opening.prompt,
         tools=found.opening.tools,
@@ -112,6 +113,24 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
         ],
     )
     return LoggedEpisode(trajectory, bool(scores), found.sequences, found.broke)
+
+
+def _at_continued(calls: Sequence[Logged], turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return the turns, with the reward of each response at its only continued choice, or else at its first choice."""
+    continued = {index - 1 if turn.follows is None else turn.follows for index, turn in enumerate(turns)}
+    responses: dict[int, set[int]] = {}
+    first = 0
+    for index, call in enumerate(calls):
+        first = first if call.held["choice"] else index
+        responses.setdefault(first, set()).add(index)
+    found = list(turns)
+    for first, choices in responses.items():
+        kept = choices & continued
+        if len(kept) == 1 and first not in kept:
+            (at,) = kept
+            found[first] = replace(turns[first], reward=turns[at].reward)
+            found[at] = replace(turns[at], reward=turns[first].reward)
+    return tuple(found)
 
 
 def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assembled]:

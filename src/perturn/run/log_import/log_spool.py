@@ -17,7 +17,7 @@ from perturn.episodes.prefix_matching import Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Call, Score, Trace
 from perturn.io.plain_data import fault, mended
-from perturn.types import Action, Message
+from perturn.types import Action, Message, Trajectory, failed
 
 _TABLES = """
 create table calls (n integer primary key, episode text, session text, trace text, time real, digest blob, data text);
@@ -28,7 +28,7 @@ create table traces (id text primary key, session text) without rowid;
 create table ends (key blob primary key, episode text) without rowid;
 create table continued (n integer primary key, episode text);
 create table rollouts (n integer primary key, line blob);
-create table episodes (n integer primary key, task text, calls integer, line blob);
+create table episodes (n integer primary key, task text, policy text, calls integer, line blob);
 """
 _INDEXES = """
 create index by_episode on calls (episode, time, n);
@@ -108,6 +108,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
         "model": mended(call.model),
         "task": call.task,
         "where": call.where,
+        "choice": call.choice,
     }
     return json.dumps(held), hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -139,8 +140,9 @@ class LogSpool:
             DataError: If the call's messages cannot be stored in an episode.
         """
         data, digest = _packed(call)
-        marks = ", ".join("?" * len(call.ids))
-        known = self._one(f"select min(n) from ids where id in ({marks})", *call.ids)
+        ids = tuple(f"{each}#{call.choice}" for each in call.ids) if call.choice else call.ids
+        marks = ", ".join("?" * len(ids))
+        known = self._one(f"select min(n) from ids where id in ({marks})", *ids)
         if known is not None:
             if self._one("select digest from calls where n = ?", known) == digest:
                 self._db.executemany(  # a score that the first record of the call lacks
@@ -154,7 +156,7 @@ class LogSpool:
         n = self._db.execute(
             "insert into calls (session, trace, time, digest, data) values (?, ?, ?, ?, ?)", held
         ).lastrowid
-        self._db.executemany("insert or ignore into ids values (?, ?)", [(each, n) for each in call.ids])
+        self._db.executemany("insert or ignore into ids values (?, ?)", [(each, n) for each in ids])
         self._db.executemany(
             "insert into scores (name, value, n) values (?, ?, ?)",
             [(one.name, one.value, n) for one in call.scores],
@@ -250,15 +252,24 @@ class LogSpool:
                 of_tasks.setdefault(task, []).append(replace(call, held={**call.held, "task": task}))
             yield from of_tasks.values()
 
-    def add_episode(self, n: int, task: str, calls: int, line: bytes) -> None:
-        """Add the trajectory of an episode, as a line of JSON, with the number of its calls; 0 for a whole rollout."""
-        self._db.execute("insert into episodes values (?, ?, ?, ?)", (n, task, calls, line))
+    def add_episode(self, n: int, one: Trajectory, calls: int) -> None:
+        """Add an episode, with the number of its calls; 0 for a whole rollout."""
+        policy = None if failed(one) and not one.policy else one.policy
+        self._db.execute(
+            "insert into episodes values (?, ?, ?, ?, ?)", (n, one.task.id, policy, calls, line_of(one))
+        )
 
-    def by_task(self) -> Iterator[list[tuple[int, bytes]]]:
-        """Yield the episodes of each task, in the order in which they began, as `(number of calls, line)`."""
-        rows = self._db.execute("select task, calls, line from episodes order by task, abs(n)")
-        for _, held in groupby(rows, key=lambda row: row[0]):
-            yield [(calls, line) for _, calls, line in held]
+    def by_task(self) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+        """Yield for each task a policy and the episodes as `(number of calls, line)`, in the order in which they began.
+
+        A FAILED rollout may not name its policy, and a group has one policy. So it has the only policy of the task's
+        other episodes; the policy is empty if they have several.
+        """
+        rows = self._db.execute("select task, policy, calls, line from episodes order by task, abs(n)")
+        for _, group in groupby(rows, key=lambda row: row[0]):
+            held = list(group)
+            policies = {policy for _, policy, _, _ in held if policy is not None}
+            yield policies.pop() if len(policies) == 1 else "", [(calls, line) for *_, calls, line in held]
 
     def _one(self, query: str, *values: Any) -> Any:
         row = self._db.execute(query, values).fetchone()

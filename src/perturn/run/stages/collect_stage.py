@@ -34,7 +34,7 @@ from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.branch_stage import explorer_of, not_come_back
 from perturn.run.task_lists import dealt, look_up
-from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, unfinished
+from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, succeeded, unfinished
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ AT_ONCE = 16
 def show_expert(session: Session, stage: Stage) -> None:
     """Let the expert play every task of SFT and exploration, and record the episodes.
 
-    Episodes that are FAILED from an earlier call are played again.
+    FAILED episodes of an earlier call are played again, unless a later stage is done or has unfinished files.
 
     Raises:
         RunError: If the environment has no expert, and no expert episodes are recorded.
@@ -158,7 +158,9 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         file: File of recorded episodes.
 
     Returns:
-        The number of `imported` episodes, and of episodes that the run held `before`.
+        The number of `imported` episodes, and of episodes that the run held `before`. Of all these
+        episodes, `no_success` are no successes, so training ignores them, and `cut` ended early. `left_out` rows belong
+        to no task of the run. If the environment reads the file, its warning counts such rows instead.
 
     Raises:
         ConfigError: If the recipe names another file of expert episodes, or the run can use no row.
@@ -168,16 +170,20 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     taken = None if recipe.expert is None else recipe.expert.file
     must = "be null where the expert's episodes are imported from another file"
     check_fit(taken is None, "expert.file", must, taken, "Join the files, or remove it.")
+    counts = Counter(imported=0, before=0, left_out=0, no_success=0, cut=0)
     with closing_world(make_environment(recipe.environment or {})) as env:
         tasks = look_up(recipe, env).expert
         reads_own = "read_experts" in abilities_of(env) and not _is_ours(file)
-        found = list(_theirs(run, file, env, tasks) if reads_own else _ours(run, file, env.name, tasks))
+        found = list(
+            _theirs(run, file, env, tasks) if reads_own else _ours(run, file, env.name, tasks, counts)
+        )
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
             "and conversations are trained on by sft and by rows that start over, such as rows.name=rft, alone."
         )
-    return _add(run, found, file)
+    _add(run, found, file, counts)
+    return dict(counts)
 
 
 def _is_ours(file: Path) -> bool:
@@ -187,8 +193,10 @@ def _is_ours(file: Path) -> bool:
     return first is None or not _OURS.isdisjoint(first)
 
 
-def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Yield the file's episodes on the given tasks, and its conversations if the run trains on them."""
+def _ours(
+    run: Run, file: Path, environment: str, tasks: Sequence[Task], counts: Counter[str]
+) -> Iterator[Trajectory]:
+    """Yield the file's episodes on the given tasks, and its conversations if the run trains on them. Count the rest."""
     known = {task.id for task in tasks}
     is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
@@ -199,6 +207,8 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
             )
         if one.task.id in known or (is_taught and not one.environment):
             yield one
+        else:
+            counts["left_out"] += 1
 
 
 def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
@@ -213,9 +223,9 @@ def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[T
         yield replace(found, **rules)
 
 
-def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
-    """Store the episodes that the run does not hold yet."""
-    counts, target = Counter(imported=0, before=0), run.paths.trajectories("expert")
+def _add(run: Run, found: Iterable[Trajectory], file: Path, counts: Counter[str]) -> None:
+    """Store the episodes that the run does not hold yet, and count all."""
+    target = run.paths.trajectories("expert")
     with TrajectoryStore(target) as store:
         held = {one.key: one for one in store}
         for one in found:
@@ -232,7 +242,8 @@ def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
                     "before. Join the files, and import them into another run, name=..."
                 )
             counts["before" if one.key in held else "imported"] += 1
-    return dict(counts)
+            counts["no_success"] += not succeeded(one)
+            counts["cut"] += one.truncated
 
 
 def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
