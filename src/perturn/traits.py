@@ -98,6 +98,9 @@ class EngineTraits:
     """Number of copies of the model that answer at the same time, each with its own devices, for `--dry-run`."""
     reads: str = "files"
     """Form of the trained policies that the engine reads, as named in `BackendTraits.stores` of the backend."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that the settings add to each request or replace in it, such as the temperature. They are recorded
+    with scores."""
 
 
 def traits_of(environment: Any) -> EnvironmentTraits:

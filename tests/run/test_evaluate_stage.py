@@ -55,6 +55,10 @@ GREEDY = {
             {"name": "p", "departures": {"temperature": {"protocol": 0.4, "here": 0.0}}},
             "p; departs from the protocol in temperature: 0.0 instead of 0.4",
         ),
+        (
+            {"name": "p", "request": {"temperature": None, "top_k": 5}},
+            "p; each request with temperature=null; each request with top_k=5",
+        ),
     ],
 )
 def test_a_stamp_reads_as_one_line(stamp, line):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -124,6 +125,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         "" if history is None else "full history" if history == "full" else f"history of {history} turns",
         "admissible actions listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
+        *_request(stamp.get("request")),
         _selection(stamp.get("select")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
         *(
@@ -244,3 +246,8 @@ def _decoding(decoding: Any) -> str:
     temperature = decoding.get("temperature")
     how = "greedy" if temperature == 0 else f"temperature {temperature}, top-p {decoding.get('top_p')}"
     return f"{how}, at most {decoding.get('max_new_tokens')} tokens per turn"
+
+
+def _request(request: Any) -> list[str]:
+    found = request if isinstance(request, Mapping) else {}
+    return [f"each request with {name}={json.dumps(value)}" for name, value in found.items()]

@@ -34,6 +34,7 @@ def test_a_request_holds_the_conversation_and_the_decoding(open_engine, server):
                 user("go"),
             ],
             "temperature": 0.5,
+            "top_p": 1.0,
             "max_tokens": 20,
             "seed": 7,
             "stop": ["\nObservation:"],
@@ -43,7 +44,7 @@ def test_a_request_holds_the_conversation_and_the_decoding(open_engine, server):
 
 
 def test_parameters_are_added_replaced_and_left_out(open_engine, server):
-    """What models with other rules need; top_p is sent where it does something."""
+    """What models with other rules need; top_p is sent even if it is 1, since a server may have another default."""
     changes = {"max_tokens": None, "seed": None, "temperature": 1, "max_completion_tokens": 99}
 
     open_engine(request=changes, stop=["x"]).generate([prompt()], Sampling(top_p=0.9))
@@ -51,7 +52,15 @@ def test_parameters_are_added_replaced_and_left_out(open_engine, server):
 
     sent = {name: value for name, value in server.bodies[0].items() if name not in ("model", "messages")}
     assert sent == {"temperature": 1, "max_completion_tokens": 99, "top_p": 0.9, "stop": ["x"]}
-    assert "top_p" not in server.bodies[1]
+    assert server.bodies[1]["top_p"] == 1.0
+
+
+def test_a_model_without_a_temperature_gets_no_top_p_of_one(open_engine, server):
+    """Models that think reject both. A top_p below 1 is sent, since the user asked for it."""
+    for top_p in (1.0, 0.5):
+        open_engine(request={"temperature": None}, ledger=None).generate([prompt()], Sampling(top_p=top_p))
+
+    assert [body.get("top_p") for body in server.bodies] == [None, 0.5]
 
 
 def test_the_stop_texts_of_the_settings_come_before_those_of_the_format(server):

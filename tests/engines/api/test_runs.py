@@ -85,6 +85,16 @@ def test_evaluate_scores_the_servers_model(recipe, perturn, server, tmp_path):
     assert {tuple(body["stop"]) for body in server.bodies} == {("\nObservation:",)}
 
 
+def test_replaced_parameters_of_requests_are_recorded_with_the_score(recipe, perturn, server, tmp_path):
+    """Without a temperature, the server's default decides, so the score is not greedy."""
+    code, printed = perturn("evaluate", recipe, "engine.request={temperature: null, top_k: 5}")
+
+    assert code == 0, printed
+    stamp = json.loads((tmp_path / "runs/one/evaluation/protocol.json").read_text())
+    assert stamp["request"] == {"temperature": None, "top_k": 5}
+    assert all("temperature" not in body and body["top_k"] == 5 for body in server.bodies)
+
+
 def test_the_most_frequent_of_a_servers_actions_is_taken(recipe, perturn, server, tmp_path):
     """Two of three halve, each with a thought of its own; the first of all, which does not, is never taken."""
     first = {}

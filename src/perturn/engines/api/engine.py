@@ -134,7 +134,10 @@ class ApiEngine:
         awaited, since they are paid for.
         """
         body = self._body(prompt, sampling)
-        identity = [prompt.conversation, prompt.seed, self._settings.base_url, body]
+        told = {
+            key: value for key, value in body.items() if key != "top_p" or value != 1
+        }  # 1 changes no answer
+        identity = [prompt.conversation, prompt.seed, self._settings.base_url, told]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         if (known := self._ledger.answers.get(digest)) is not None:
             if any(usage := self._ledger.usage[digest]):
@@ -169,11 +172,12 @@ class ApiEngine:
             "model": self._model,
             "messages": to_chat(prompt),
             "temperature": sampling.temperature,
+            "top_p": sampling.top_p,  # also 1, since a server may have another default
             "max_tokens": sampling.max_new_tokens,
             "seed": prompt.seed % 2**31,  # some servers read the seed as a signed 32-bit number
         }
-        if sampling.top_p < 1:
-            body["top_p"] = sampling.top_p
+        if sampling.top_p == 1 and self._settings.request.get("temperature", 1) is None:
+            del body["top_p"]  # a model that rejects a temperature usually rejects this too
         if self._stop:
             body["stop"] = self._stop
         if prompt.stop:
@@ -278,7 +282,8 @@ class ApiEngine:
                 status in (400, 422) and code in _UNSUPPORTED,
                 ConfigError,
                 f"{host} does not take a parameter of ours ({status}: {said}); leave it out or replace it with "
-                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024}, or engine.stop=[].",
+                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024} or {top_p: null}, or set "
+                "engine.stop=[].",
             ),
             (
                 status == 402 or code == "insufficient_quota",

@@ -54,7 +54,8 @@ class ApiSettings:
     completion_price: Annotated[float, Bound(least=0), EFFORT] | None = None
     """Price of a million answer tokens."""
     request: dict[str, Any] = field(default_factory=dict)
-    """Extra request parameters, which override Perturn's; null removes a parameter, such as `{max_tokens: null}`."""
+    """Extra request parameters, which override Perturn's; null removes a parameter, such as `{max_tokens: null}`. With
+    a seed here, all samples of a prompt may be equal."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -107,6 +108,7 @@ class ApiSettings:
             distributions=("openai",),
             spending=spending,
             prices=None if prompt is None or completion is None else (prompt, completion),
+            request=self.request,
         )
 
     @property

@@ -20,6 +20,7 @@ from perturn.episodes.seeds import make_jobs
 from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import noted_maker
 from perturn.run.protocol_rules import evaluation_sampling
+from perturn.run.served_policy import engine_settings
 from perturn.run.session import Session
 from perturn.run.stages.evaluation_strategy import Strategy, controlled, extension_counts
 from perturn.run.stages.measure_distance import measured
@@ -99,6 +100,8 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     found |= {"judge": to_mapping(recipe.judge)} if recipe.judge and recipe.judge.evaluates else {}
     found |= {"samples": settings.samples} if settings.samples > 1 else {}
     found |= {"user": to_mapping(recipe.user)} if recipe.user else {}
+    request = engine_settings(recipe).traits.request
+    found |= {"request": {**request}} if request else {}
     if settings.select is None:
         return found
     seen = {"sees_outcome": True} if traits_of(settings.select).sees_outcome else {}
