@@ -1,10 +1,11 @@
-"""Rotary position embeddings that depend on the length of the longest sequence in a pass.
+"""Lengths up to which a model's packed computation is exact: rotary embeddings and sliding windows.
 
-`longrope` (Phi-3-128k, Phi-4-mini) uses one set of factors up to the length of the original training, and another set
-for longer sequences. `dynamic` lowers the frequencies with each token beyond the trained context. In a pass over
-several sequences, or in a growing conversation, the log-probability of a token then differs from its value in a pass
-over its sequence alone. Up to a certain length, called the steady length, embeddings do not change. Perturn therefore
-limits sequences to this length.
+Some rotary position embeddings depend on the length of the longest sequence in a pass. `longrope` (Phi-3-128k,
+Phi-4-mini) uses one set of factors up to the length of the original training, and another set for longer sequences.
+`dynamic` lowers the frequencies with each token beyond the trained context. In a pass over several sequences, or in a
+growing conversation, the log-probability of a token then differs from its value in a pass over its sequence alone. Up
+to a certain length, called the steady length, embeddings do not change. Perturn therefore limits sequences to this
+length.
 """
 
 from __future__ import annotations
@@ -43,6 +44,32 @@ def usable_length(config: Any) -> int | None:
     made_for = getattr(config.get_text_config(), "max_position_embeddings", None)
     limits = (made_for, steady_length(config))
     return min((int(limit) for limit in limits if limit), default=None)
+
+
+def window(config: Any) -> int | None:
+    """Return the size of a model's sliding attention window, in tokens; None if no layer has a window.
+
+    Args:
+        config: Config of a transformers model.
+    """
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    if kinds is None and not getattr(config, "use_sliding_window", True):
+        return None
+    found: int | None = getattr(config, "sliding_window", None)
+    return found
+
+
+def trainable_length(config: Any) -> int | None:
+    """Return the longest sequence in tokens whose packed computation equals the plain computation; None: no limit.
+
+    Args:
+        config: Config of a transformers model.
+    """
+    limits = (limit for limit in (window(config), usable_length(config)) if limit is not None)
+    return min(limits, default=None)
 
 
 def too_long(config: Any) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,3 +90,13 @@ def test_an_iteration_without_rows_leaves_adapters_that_add_nothing(iterate):
     training.keep(str(folder / "two"), folder / "three", LORA, [folder / "two" / OPTIMIZER[0]], merged=False)
     assert_close(said(folder / "three"), said(folder / "two"), atol=0, rtol=0)
     assert (folder / "three" / OPTIMIZER[0]).is_file()
+
+
+def test_a_gathered_model_keeps_its_end_tokens(tiny_model):
+    """They are in the generation config, which a model made from its config alone does not have."""
+    tiny_model.generation_config.eos_token_id = [2, 7]
+    training = LocalTraining()
+    training._lora = None
+    made = training._undivided(SimpleNamespace(model=tiny_model), tiny_model.state_dict())
+
+    assert made.generation_config.eos_token_id == [2, 7]

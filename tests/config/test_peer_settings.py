@@ -16,6 +16,7 @@ from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError
 
 PEERS = peers()
+OF_TRANSFORMERS_4 = {"overwrite_output_dir", "save_safetensors", "logging_dir", "no_cuda", "use_mps_device"}
 CONFIGS = ("dpo", "sft", "grpo", "rloo", "kto")
 OWN_SETTINGS = {field.name for field in fields(TurnConfig)}
 
@@ -35,6 +36,11 @@ def of_trl(name):
 def test_every_setting_of_trl_is_known(name):
     """Those that TurnConfig has as well are settings of its own."""
     assert of_trl(name) - PEERS.keys() - OWN_SETTINGS - {"_VALID_DICT_FIELDS"} == set()
+
+
+def test_settings_that_transformers_removed_are_known():
+    """A setting that transformers has needs no advice."""
+    assert PEERS.keys() - OWN_SETTINGS >= OF_TRANSFORMERS_4
 
 
 @pytest.mark.parametrize("name", sorted(PEERS.keys() - OWN_SETTINGS))

@@ -41,7 +41,7 @@ def test_it_is_that_of_the_last_turn_of_an_episode(renderer, tiny_folder, tokeni
     ]
     start = open_reader(str(tiny_folder))
 
-    found = ImplicitReward(start.model, start.renderer)(Prompt((), before, ASKED, 0, "t#0"), actions)
+    found = ImplicitReward(start)(Prompt((), before, ASKED, 0, "t#0"), actions)
 
     assert found == pytest.approx(gains, abs=1e-4)
     assert found[0] == found[2]
@@ -53,9 +53,7 @@ def test_that_of_an_action_of_which_nothing_is_known_is_the_lowest(renderer, tin
 
     start = open_reader(str(tiny_folder))
 
-    found = ImplicitReward(start.model, start.renderer)(
-        Prompt((), (), ASKED, 0, "t#0"), [Action("one"), known]
-    )
+    found = ImplicitReward(start)(Prompt((), (), ASKED, 0, "t#0"), [Action("one"), known])
 
     assert found[0] == -inf
     assert found[1] > -inf

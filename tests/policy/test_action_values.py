@@ -11,6 +11,7 @@ from perturn.chat.tokens import Renderer
 from perturn.errors import RunError
 from perturn.policy.action_scorers import ActionValues
 from perturn.policy.value_heads import PENALTIES, action_features, fit_values
+from perturn.quantities.readers import Reader
 from perturn.types import Action, Prompt, Status, Task, Trajectory, Turn
 from support.models import make_tiny_model
 
@@ -87,7 +88,7 @@ def test_a_head_that_knows_the_outcome_picks_the_right_action_and_episode(
     tiny_model, renderer, lessons, episode
 ):
     """Learned from twelve episodes; 1 and 0 are what it was told, of these and of a beginning that is new."""
-    values = ActionValues(tiny_model, renderer, lessons, 4096)
+    values = ActionValues(Reader(tiny_model, renderer, 4096), lessons)
     actions = [written(renderer, text) for text in ("the door is shut", "take lamp", "the door is shut")]
 
     of_actions = values(Prompt((), lessons[0].turns[:1], ASKED, 0, "t#0"), actions)
@@ -108,7 +109,7 @@ def test_q_of_an_action_is_that_of_the_episode_that_ends_with_it(
     tiny_model, renderer, lessons, episode, earlier
 ):
     """The prompt once for all actions, and each episode whole: 1e-5 for float32."""
-    values = ActionValues(tiny_model, renderer, lessons, 4096)
+    values = ActionValues(Reader(tiny_model, renderer, 4096), lessons)
     before = ("no", "yes")[:earlier]
     texts = ["one", "two of them", "won"]
     played = [episode(0.0, *before, text) for text in texts]
@@ -129,7 +130,7 @@ def test_every_turn_of_an_episode_teaches_its_score(tiny_model, renderer, episod
     expected = [float(fit_values(features, targets)(own[-1:])) for own in features]
 
     assert_close(
-        torch.tensor(ActionValues(tiny_model, renderer, lessons, 4096).of_episodes(lessons)),
+        torch.tensor(ActionValues(Reader(tiny_model, renderer, 4096), lessons).of_episodes(lessons)),
         torch.tensor(expected),
         atol=1e-5,
         rtol=0,
@@ -140,7 +141,7 @@ def test_what_cannot_be_read_is_the_lowest_and_what_failed_teaches_nothing(
     tiny_model, renderer, lessons, episode
 ):
     lost = [episode(9.0, "won", status=Status.FAILED, error="lost"), Trajectory(Task("t"), ())]
-    values = ActionValues(tiny_model, renderer, [*lost, *lessons], 4096)
+    values = ActionValues(Reader(tiny_model, renderer, 4096), [*lost, *lessons])
 
     found = values(Prompt((), (), ASKED, 0, "t#0"), [Action("won"), written(renderer, "lost")])
 
@@ -150,12 +151,14 @@ def test_what_cannot_be_read_is_the_lowest_and_what_failed_teaches_nothing(
     with pytest.raises(
         RunError, match="learns from all FAILED, are not over or have no turns; choose by something else"
     ):
-        ActionValues(tiny_model, renderer, lost, 4096)
+        ActionValues(Reader(tiny_model, renderer, 4096), lost)
 
 
 def test_equal_scores_teach_no_difference(tiny_model, renderer, episode):
     """All actions are alike, and nothing is explained."""
-    values = ActionValues(tiny_model, renderer, [episode(1.0, text) for text in ("one", "4", "yes")], 4096)
+    values = ActionValues(
+        Reader(tiny_model, renderer, 4096), [episode(1.0, text) for text in ("one", "4", "yes")]
+    )
 
     assert values.of_episodes([episode(0.0, "no"), episode(0.0, "won")]) == pytest.approx([1.0, 1.0])
     assert values.explained is None
@@ -173,8 +176,10 @@ def test_what_tells_tasks_apart_says_nothing_of_other_tasks(tiny_model, renderer
         for sample in range(6)
     ]
 
-    values = ActionValues(tiny_model, renderer, lessons, 4096)
-    again = ActionValues(tiny_model, renderer, [replace(one, task=Task("t")) for one in lessons], 4096)
+    values = ActionValues(Reader(tiny_model, renderer, 4096), lessons)
+    again = ActionValues(
+        Reader(tiny_model, renderer, 4096), [replace(one, task=Task("t")) for one in lessons]
+    )
 
     assert again.explained > 0.9
     assert values.explained < 0.3

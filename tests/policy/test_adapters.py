@@ -13,7 +13,7 @@ from perturn import collect
 from perturn.chat.model_names import load_config, load_tokenizer, resolve_model
 from perturn.errors import ConfigError, ModelError
 from perturn.policy.lora_adapters import load_adapters
-from perturn.policy.models import load_model
+from perturn.policy.models import add_adapters, load_model
 from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
 
@@ -45,6 +45,32 @@ def test_a_folder_of_adapters_is_the_model_that_was_trained(adapted, tiny_folder
     assert_close(load_model(folder)(IDS).logits, trained, atol=1e-5, rtol=1e-4)
     assert_close(load_adapters(folder)(IDS).logits, trained, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(load_model(str(tiny_folder))(IDS).logits, trained, atol=1e-3)
+
+
+def assert_only_weights_are_cast(model):
+    """Parameters in bfloat16; frequencies of the rotary embedding in float32, as the config gives them."""
+    frequencies = [each for name, each in model.named_buffers() if name.endswith("inv_freq")]
+    expected = load_model("tiny-agent").model.rotary_emb.inv_freq
+
+    assert {each.dtype for name, each in model.named_parameters() if "lora" not in name} == {torch.bfloat16}
+    assert len(frequencies) == 2
+    assert all(torch.equal(each, expected) for each in frequencies)
+
+
+def test_merged_adapters_in_bfloat16_keep_exact_positions(tmp_path):
+    """Such as rsLoRA, which peft merges; casting the whole model would round the frequencies too."""
+    settings = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", use_rslora=True)
+    add_adapters(load_model("tiny-agent"), settings, 0).save_pretrained(tmp_path)
+
+    assert_only_weights_are_cast(load_model(str(tmp_path), dtype=torch.bfloat16))
+
+
+def test_frozen_weights_of_fsdp2_keep_exact_positions(train):
+    """Before the model is divided, which needs several processes."""
+    trainer = train()
+    trainer.turn_args.fsdp = True
+
+    assert_only_weights_are_cast(trainer._compute_inputs([], load_model("tiny-agent"), None, lora(), None))
 
 
 def test_adapters_are_merged_once_and_again_when_they_change(adapted):

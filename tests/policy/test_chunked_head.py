@@ -227,3 +227,16 @@ def test_an_input_of_another_shape_is_rejected():
 
     with pytest.raises(ConfigError, match=says):
         token_inputs(hidden, target, Head(weight, bias), {"margin": Wrong()})
+
+
+def test_the_gradient_of_many_chunks_in_bfloat16_keeps_its_digits(monkeypatch):
+    """4096 chunks of one row: summed in bfloat16, small terms vanish beside the sum, by half of it and more."""
+    monkeypatch.setattr(chunked_head, "TILE_BYTES", 1)
+    hidden = torch.ones(4096, FEATURES, dtype=torch.bfloat16)
+    weight = torch.zeros(VOCABULARY, FEATURES, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.zeros(4096, dtype=torch.long)
+    token_inputs(hidden, target, Head(weight, None), {})[0].sum().backward()
+    expected = torch.full((VOCABULARY, FEATURES), -4096 / VOCABULARY)
+    expected[0] += 4096
+
+    assert_close(weight.grad.float(), expected, rtol=0.01, atol=0)

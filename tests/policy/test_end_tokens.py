@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import GenerationConfig, LlamaConfig
 from perturn.chat import control_tokens
 from perturn.chat.control_tokens import declared_ends
 from perturn.chat.tokens import Renderer
+from perturn.policy.examples import encode_example, notes_on_examples, warn_of_changes
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
 OTHER = 0
@@ -106,3 +108,44 @@ def test_a_trained_policy_keeps_the_ends_of_its_model(make_trainer, tiny_model, 
     trainer.save_model(str(tmp_path / "saved"))
 
     assert set(GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id) == {OTHER, 2}
+
+
+def test_a_text_that_a_token_limit_cut_owns_no_end(renderer):
+    """The end of turn is part of the next observation, as for sampled tokens; the tokens are the same."""
+    asked = {"role": "user", "content": "where?"}
+    done = Trajectory(Task("t/1"), (Turn((asked,), Action("go north")), Turn((asked,), Action("open door"))))
+    first = replace(done.turns[0], action=Action("go north", ended=False))
+    cut = replace(done, turns=(first, done.turns[1]))
+    encoded = renderer.encode(cut)
+
+    assert encoded.ids == renderer.encode(done).ids
+    assert [
+        renderer.text_of([token for token, own in zip(encoded.ids, encoded.turn, strict=True) if own == turn])
+        for turn in (0, 1)
+    ] == ["go north", "open door<|im_end|>"]
+
+
+def test_answers_that_were_cut_in_their_reasoning_or_a_tool_call_have_no_loss(renderer):
+    """The template closes both parts, which the policy did not."""
+    asked = ({"role": "user", "content": "where?"},)
+    call = ({"type": "function", "function": {"name": "go", "arguments": {}}},)
+    cut = (Action("", reasoning="go nor", ended=False), Action("", tool_calls=call, ended=False))
+    row = Trajectory(
+        Task("t/1"), tuple(Turn(asked, each) for each in (*cut, Action("go", reasoning="north")))
+    )
+
+    assert [turn.carries_loss for turn in row.turns] == [False, False, True]
+    example = SimpleNamespace(whole=(row,))
+    said = "2 answers were cut in their reasoning or a tool call; they carry no loss."
+    assert notes_on_examples([example], renderer.tokenizer) == [said]
+
+
+def test_answers_that_a_token_limit_cut_are_counted(renderer, caplog):
+    """Once for each answer. Sampled tokens are trained as they are, so they are not counted."""
+    cut = (Action("go north", ended=False), Action("go north", token_ids=(5, 6), ended=False))
+    turns = tuple(Turn(({"role": "user", "content": "where?"},), each) for each in (*cut, Action("a")))
+    row = encode_example(Trajectory(Task("t/1"), turns), renderer, None)
+
+    warn_of_changes("train", [row], None, renderer.tokenizer)
+
+    assert "train: 1 answers were cut at a token limit; they carry no loss on an end of turn." in caplog.text

@@ -227,7 +227,9 @@ def test_a_sequence_longer_than_the_context_is_refused():
     """The longest side decides, rejected ones too; at the limit it fits, and None is no limit."""
     examples = [Example(encoded(1, 2), encoded(1, 2, 3, 4))]
 
-    with pytest.raises(DataError, match=r"longest sequence has 4 tokens.*context is 3; set max_length to 3"):
+    with pytest.raises(
+        DataError, match=r"longest sequence has 4 tokens.*exact only up to 3; set max_length to 3"
+    ):
         check_lengths(examples, 3)
     check_lengths(examples, 4)
     check_lengths(examples, None)
@@ -304,3 +306,13 @@ def test_weights_of_zero_are_logged(caplog):
 
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith("all 2 turns have the weight 0, so they do not train the policy.")
+
+
+def test_rows_share_one_object_for_a_token_id(whole_tokenizer):
+    """A tokenizer returns new objects of 32 bytes for ids above 256."""
+    renderer = Renderer(whole_tokenizer)
+    first, second = (
+        renderer.encode(trajectory(text)).ids for text in ("a heavy lantern", "one heavy lantern")
+    )
+
+    assert len({id(token) for token in (*first, *second)}) == len({*first, *second})

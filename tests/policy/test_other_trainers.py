@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from transformers import TrainingArguments
 
 from perturn import TurnConfig, TurnTrainer
@@ -111,9 +112,70 @@ def test_rows_that_begin_with_the_assistant_are_trained(tmp_path, whole_vocabula
 
 def test_too_little_memory_names_what_to_change():
     args = SimpleNamespace(token_budget=4096, gradient_checkpointing=False, auto_find_batch_size=False)
-    says = "for a training step: CUDA out of memory. Set gradient_checkpointing=true, a smaller token_budget"
+    says = "too little memory to train: CUDA out of memory. Set gradient_checkpointing=true, a smaller token_budget"
     with pytest.raises(ModelError, match=says), memory_remedies(args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     args.auto_find_batch_size = True  # accelerate catches the error, and tries a smaller batch
     with pytest.raises(torch.OutOfMemoryError), memory_remedies(args):
         raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_accelerates_precision_is_the_references_too(tmp_path, monkeypatch):
+    """Under `accelerate launch --mixed_precision bf16`, both run in bfloat16, so no reward differs from 0."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    AcceleratorState._reset_state(True)
+    config = {"loss": "dpo", "max_steps": 1, "logging_steps": 1, "use_cpu": True, "save_strategy": "no"}
+    found = trainer(tmp_path, config=config)
+    found.train()
+    precision = found.accelerator.mixed_precision
+    AcceleratorState._reset_state(True)
+
+    assert precision == "bf16"
+    assert found.state.log_history[0]["rewards/chosen"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"eval_strategy": "steps"},
+            "eval_strategy needs rows to evaluate on; give TurnTrainer an eval_dataset",
+        ),
+        ({"save_strategy": "best"}, "save_strategy=best needs metric_for_best_model"),
+        ({"include_for_metrics": ["inputs"]}, "include_for_metrics must be without 'inputs'"),
+    ],
+)
+def test_what_transformers_rejects_is_rejected_before_the_reference(tmp_path, config, says):
+    with pytest.raises(ConfigError, match=says):
+        trainer(tmp_path, config=config, model="no/such/model")
+
+
+def test_tokens_of_packs_are_counted(tmp_path):
+    """A pair's tokens are those of its one pack."""
+    config = {"max_steps": 1, "include_num_input_tokens_seen": True, "use_cpu": True, "save_strategy": "no"}
+    found = trainer(tmp_path, config=config)
+    found.train()
+
+    assert found.state.num_input_tokens_seen == found.tokens_passed > 0
+
+
+def test_a_processor_is_no_tokenizer(tmp_path):
+    processor = SimpleNamespace(tokenizer=None, chat_template="")
+    says = "processing_class must be a tokenizer, got 'SimpleNamespace'. Of a processor, give processor.tokenizer"
+    with pytest.raises(ConfigError, match=says):
+        trainer(tmp_path, processing_class=processor)
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    found = trainer(tmp_path, config={"use_cpu": True})
+    with pytest.raises(
+        ModelError, match=r"there is no checkpoint at '.*nope'; correct the path, or pass True"
+    ):
+        found.train(resume_from_checkpoint=str(tmp_path / "nope"))
+
+
+def test_pairs_become_rows_of_kto_by_their_labels(tmp_path):
+    with pytest.raises(
+        DataError, match=r"make two rows of each pair: .* chosen .* label true, .* label false"
+    ):
+        trainer(tmp_path, config={"loss": "kto"})

@@ -186,7 +186,7 @@ def test_a_model_whose_positions_depend_on_the_length_starts_at_its_reference(tr
     long = trajectory("go north", *["take the lamp, the key and the box"] * 20)
     rows = [PreferencePair(long, PAIR.rejected), PAIR]
 
-    with pytest.raises(DataError, match="the model's context is 96; set max_length to 96 or less"):
+    with pytest.raises(DataError, match="exact only up to 96; set max_length to 96 or less"):
         train(model=model, rows=rows)
     trainer = train(model=model, rows=rows, max_length=96)
     trainer.train()

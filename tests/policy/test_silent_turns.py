@@ -137,10 +137,12 @@ def test_an_empty_answer_is_a_turn_without_loss(tokenizer):
 def test_a_side_without_loss_is_named(tokenizer):
     """By its name, and why."""
     pair = PreferencePair(trajectory("north"), without(trajectory("up", ""), 0))
-    with pytest.raises(DataError, match=r"rejected has no turn that carries loss: of 2 turns 1 are empty, 1"):
+    with pytest.raises(
+        DataError, match=r"rejected has no turn that carries loss: of 2 turns 1 are empty or cut inside, 1"
+    ):
         encode_example(pair, Renderer(tokenizer), None)
     with pytest.raises(
-        DataError, match=r"task 't/0' has no turn that carries loss: each is empty, or marked"
+        DataError, match=r"task 't/0' has no turn that carries loss: each is empty, cut, or marked"
     ):
         Renderer(tokenizer).encode(without(trajectory("up"), 0))
 

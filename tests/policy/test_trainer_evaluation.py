@@ -162,7 +162,7 @@ BAD = [
         "train row 0: trajectory of task 't/9' has no assistant turn",
     ),
     ({"max_length": 5}, DataError, "max_length is 5"),
-    ({"rows": [trajectory("up " * 3000)], "loss": "sft"}, DataError, "the model's context is 2048"),
+    ({"rows": [trajectory("up " * 3000)], "loss": "sft"}, DataError, "exact only up to 2048"),
 ]
 
 

@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch.testing import assert_close
+from transformers import MistralConfig, MistralForCausalLM
 
 from perturn import TurnTrainer
 from perturn.data.store import write_pairs
@@ -300,3 +301,16 @@ def test_labelled_rows_of_a_file_are_for_kto_alone(train, tmp_path):
     assert [example.weight[0].tolist() for example in trainer.train_dataset.rows] == [[1.0], [-1.0]] * 2
     with pytest.raises(DataError, match="label: unpaired preferences are read by the loss kto alone"):
         train(tmp_path / "rows", loss="sft")
+
+
+def test_a_row_longer_than_a_sliding_window_is_refused_before_training(train):
+    """The context would have room for it, but packed layers would see past the window of 64."""
+    kind = MistralConfig(
+        vocab_size=2048, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, sliding_window=64, max_position_embeddings=2048,
+    )  # fmt: skip
+
+    with pytest.raises(
+        DataError, match=r"tokens \(train row 1\), but .* exact only up to 64; set max_length to 64"
+    ):
+        train([PAIRS[0].chosen, trajectory(*["north"] * 40)], model=MistralForCausalLM(kind), loss="sft")

@@ -131,6 +131,19 @@ def test_resuming_continues_the_same_curve(train, tmp_path):
         assert_close(mine, other, rtol=1e-5, atol=1e-7)
 
 
+def test_a_finished_training_takes_no_further_step_when_it_resumes(train, tmp_path):
+    """Six rows, two to a step, one and a half epochs: five steps, and the second epoch is left unfinished."""
+    settings = {"loss": "dpo", "num_train_epochs": 1.5, "save_strategy": "steps", "save_steps": 100}
+    settings["lr_scheduler_type"] = "constant"  # a further step would have a learning rate
+    whole, resumed = (train(**settings, output_dir=str(tmp_path / "out")) for _ in range(2))
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-5"))
+
+    assert (whole.state.global_step, resumed.state.global_step) == (5, 5)
+    for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("loss", ["dpo", "tlm-dre"])
 def test_rewards_are_zero_before_the_first_update(train, loss):
     """The policy is its own reference, so every log-ratio is 0, in training mode too."""

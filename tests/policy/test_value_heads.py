@@ -225,7 +225,11 @@ def test_what_values_stand_for(name, settings, expected):
     group = [episode("a", "b"), episode(), episode("c")]
     rewards = [[1.0, 1.0], [], [2.0]]
     group = [
-        replace(one, turns=tuple(replace(turn, reward=r) for turn, r in zip(one.turns, each, strict=True)))
+        replace(
+            one,
+            turns=tuple(replace(turn, reward=r) for turn, r in zip(one.turns, each, strict=True)),
+            total_reward=sum(each),
+        )
         for one, each in zip(group, rewards, strict=True)
     ]
 

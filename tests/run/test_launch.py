@@ -378,7 +378,7 @@ def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
     with pytest.raises(ConfigError, match=r"launch.cpu_offload needs a GPU, and this machine has none"):
         open_run("recipe.yaml", ["name=refused", TWO, "launch.sharding=fsdp2", "launch.cpu_offload=true"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"sees 2 GPUs, and align trains on one.*set launch.processes=2"):
+    with pytest.raises(ConfigError, match=r"align trains on one in each process; set launch.processes=2 to"):
         open_run("recipe.yaml", ["name=refused"])
     with pytest.raises(ConfigError, match=r"launch.processes must be <= the 2 GPUs of this machine, got 4"):
         open_run("recipe.yaml", ["name=refused", "align.batch_size=4", "launch.processes=4"])

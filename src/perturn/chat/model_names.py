@@ -263,7 +263,7 @@ def tokenizer_of(model: Any, given: Any = None, argument: str = "tokenizer") -> 
         argument: Name of the caller's argument for `given`, for messages.
 
     Raises:
-        ConfigError: If `model` is no model, does not record the name it was loaded from, or `given` is a name.
+        ConfigError: If `model` is no model, does not record the name it was loaded from, or `given` is no tokenizer.
     """
     config = getattr(model, "config", None)
     name = model if isinstance(model, str) else config and config.name_or_path
@@ -272,6 +272,9 @@ def tokenizer_of(model: Any, given: Any = None, argument: str = "tokenizer") -> 
     if given is not None:
         must = "be a tokenizer (such as of AutoTokenizer.from_pretrained), not its name"
         check_fit(not isinstance(given, str | Path), argument, must, given)
+        remedy = "Of a processor, give processor.tokenizer, with the processor's chat_template if it has none itself."
+        fits = hasattr(given, "all_special_ids")
+        check_fit(fits, argument, "be a tokenizer", type(given).__name__, remedy)
         return given
     reader = "the model does not say what it was loaded from"
     return load_tokenizer(required(name or None, "a tokenizer", reader, f"give it as {argument}="))

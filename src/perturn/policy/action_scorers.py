@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.chat.tokens import NO_TURN, Encoded, Renderer
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import RunError
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.value_heads import action_features, cross_fit, explained_variance, fit_values, folds_by
@@ -30,21 +30,17 @@ class ActionValues:
     Differs: a linear head on a frozen policy, instead of a trained model.
     """
 
-    def __init__(
-        self, model: object, renderer: Renderer, episodes: Sequence[Trajectory], token_budget: int
-    ) -> None:
+    def __init__(self, policy: Any, episodes: Sequence[Trajectory]) -> None:
         """Fit the regression.
 
         Args:
-            model: A causal language model on the device of the computation, prepared for packed sequences.
-            renderer: Converts conversations to the model's tokens.
+            policy: An open policy; see `perturn.select.protocol.OpenPolicy`.
             episodes: Training episodes. Failed episodes, unfinished episodes and episodes without turns are ignored.
-            token_budget: Largest number of tokens in one forward pass.
 
         Raises:
             RunError: If no usable episode is left.
         """
-        self._model, self._renderer, self._budget = model, renderer, token_budget
+        self._policy = policy
         kept = [one for one in episodes if one.turns and not failed(one) and not unfinished(one)]
         if not kept:
             raise RunError(
@@ -85,7 +81,7 @@ class ActionValues:
 
         The prompt is computed once for all actions.
         """
-        ids = tuple(self._renderer.prompt_ids(prompt))
+        ids = tuple(self._policy.renderer.prompt_ids(prompt))
         known = {i: one.token_ids for i, one in enumerate(actions) if one.token_ids}
         values = [-inf] * len(actions)
         found = self._features([after_prompt(ids, tokens) for tokens in known.values()])
@@ -94,11 +90,11 @@ class ActionValues:
         return values
 
     def _encoded(self, episodes: Sequence[Trajectory]) -> list[Encoded]:
-        return [self._renderer.encode(one, every_turn=True) for one in episodes]
+        return [self._policy.renderer.encode(one, every_turn=True) for one in episodes]
 
     def _features(self, encoded: Sequence[Encoded]) -> list[Tensor]:
-        with frozen(self._model):
-            return action_features(self._model, encoded, self._budget)
+        with frozen(self._policy.model, self._policy.precision):
+            return action_features(self._policy.model, encoded, self._policy.token_budget)
 
 
 def _folds(episodes: Sequence[Trajectory]) -> list[int]:
@@ -117,26 +113,24 @@ class ImplicitReward:
     Differs: log pi comes from the engine at sampling; log pi_0 is computed as in training.
     """
 
-    def __init__(self, start: Any, renderer: Renderer) -> None:
+    def __init__(self, start: Any) -> None:
         """Set the policy pi_0.
 
         Args:
-            start: The model of pi_0, on the device of the computation, prepared for packed sequences.
-            renderer: Converts conversations to the model's tokens.
+            start: The open policy pi_0; see `perturn.select.protocol.OpenPolicy`.
         """
-        self._model, self._renderer = start, renderer
+        self._start = start
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Return rewards in nats, one per action; -inf for an action without token ids or log-probabilities.
 
         The prompt is computed once for all actions.
         """
-        ids = tuple(self._renderer.prompt_ids(prompt))
+        start, ids = self._start, tuple(self._start.renderer.prompt_ids(prompt))
         known = {i: one for i, one in enumerate(actions) if one.token_ids and one.logprobs}
-        with frozen(self._model):
-            found = compute_logprobs(
-                self._model, [after_prompt(ids, one.token_ids or ()) for one in known.values()]
-            )
+        rows = [after_prompt(ids, one.token_ids or ()) for one in known.values()]
+        with frozen(start.model, start.precision):
+            found = compute_logprobs(start.model, rows, start.token_budget)
         rewards = [-inf] * len(actions)
         for (i, one), theirs in zip(known.items(), found, strict=True):
             rewards[i] = fsum(one.logprobs or ()) - float(theirs.double().sum())
@@ -147,11 +141,11 @@ def episode_logprobs(policy: Any, episodes: Sequence[Trajectory]) -> list[float]
     """Return the sum of the log-probabilities of all actions' tokens for each episode, in nats; 0 without turns.
 
     Args:
-        policy: An open policy with `model`, `renderer` and `token_budget`; see `perturn.select.protocol.OpenPolicy`.
+        policy: An open policy; see `perturn.select.protocol.OpenPolicy`.
         episodes: Episodes, in any order.
     """
     rows = [policy.renderer.encode(one, every_turn=True) for one in episodes if one.turns]
-    with frozen(policy.model):
+    with frozen(policy.model, policy.precision):
         found = iter(compute_logprobs(policy.model, rows, policy.token_budget))
     return [float(next(found).double().sum()) if one.turns else 0.0 for one in episodes]
 

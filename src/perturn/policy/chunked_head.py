@@ -92,8 +92,11 @@ class _TokenInputs(torch.autograd.Function):
         if hidden.device.type == "cpu":
             return_waste()
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        exact = torch.promote_types(weight.dtype, torch.float32)  # a sum over chunks in bfloat16 loses digits
+        grad_weight = torch.zeros_like(weight, dtype=exact) if ctx.needs_input_grad[1] else None
+        grad_bias = (
+            torch.zeros_like(bias, dtype=exact) if bias is not None and ctx.needs_input_grad[2] else None
+        )
         for rows in _rows(hidden, weight):
             products = ctx.kept.pop(0) if ctx.kept else F.linear(hidden[rows], weight, bias)
             logits = _exact(products, ctx.scale, ctx.softcap)
@@ -108,8 +111,10 @@ class _TokenInputs(torch.autograd.Function):
                 grad_bias += slope.sum(0)
             slope = slope.to(weight.dtype)
             grad_hidden[rows] += slope @ weight
-            if grad_weight is not None:
+            if grad_weight is not None and weight.dtype == exact:
                 grad_weight.addmm_(slope.t(), hidden[rows])
+            elif grad_weight is not None:
+                grad_weight += slope.t() @ hidden[rows]
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 

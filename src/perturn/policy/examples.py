@@ -145,8 +145,8 @@ def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded
         marked = sum(not turn.trained for turn in trajectory.turns)
         raise DataError(
             f"task {trajectory.task.id!r:.80}: {name} has no turn that carries loss: of {len(trajectory.turns)} turns "
-            f"{empty} are empty, {marked} are marked as not to be trained, and any other is cut by the length limit or "
-            "masked; remove the row."
+            f"{empty} are empty or cut inside, {marked} are marked as not to be trained, and any "
+            "other is cut by the length limit or masked; remove the row."
         )
     return side
 
@@ -199,8 +199,11 @@ def count_unknown(examples: Sequence[Example], tokenizer: Any) -> int:
     return sum(side.ids.count(unknown) for side in sides(examples))
 
 
-def unread_by_template(examples: Sequence[Example], tokenizer: Any) -> list[str]:
-    """Return sentences about tools and template variables that the chat template does not read, with counts."""
+def notes_on_examples(examples: Sequence[Example], tokenizer: Any) -> list[str]:
+    """Return sentences about cut answers, and about tools and variables that the chat template does not read.
+
+    Cut answers with token ids are not counted, since they are trained as sampled.
+    """
     words = set(re.findall(r"\w+", str(tokenizer.chat_template)))
     counts: Counter[str] = Counter()
     for example in examples:
@@ -208,7 +211,14 @@ def unread_by_template(examples: Sequence[Example], tokenizer: Any) -> list[str]
         given |= {"tools"} if any(side.tools for side in example.whole) else set()
         counts.update(given - words)
     remedies = {"tools": "choose another, such as chat_template=tools"}
-    return [
+    turns = (turn for example in examples for side in example.whole for turn in side.turns)
+    cut = [turn for turn in turns if turn.trained and turn.action.token_ids is None and not turn.action.ended]
+    inside, plain = sum(turn.action.is_cut_inside for turn in cut), sum(turn.carries_loss for turn in cut)
+    said = {
+        "at a token limit; they carry no loss on an end of turn.": plain,
+        "in their reasoning or a tool call; they carry no loss.": inside,
+    }
+    return [f"{number} answers were cut {how}" for how, number in said.items() if number] + [
         f"{count} rows have {name}, which the chat template does not read; {remedies.get(name, 'remove it')}."
         for name, count in sorted(counts.items())
     ]
@@ -217,8 +227,8 @@ def unread_by_template(examples: Sequence[Example], tokenizer: Any) -> list[str]
 def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | None, tokenizer: Any) -> None:
     """Log how much of a dataset the policy does not learn as it is written.
 
-    These are turns that are dropped, actions that contain control tokens as plain text, text that the tokenizer does
-    not know, and tools that the chat template does not read.
+    These are turns that are dropped, actions that contain control tokens as plain text, and text that the tokenizer
+    does not know. Tools that the chat template does not read are logged too, and answers that a token limit cut.
 
     Args:
         name: Name of the dataset.
@@ -236,7 +246,7 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
             tokens,
             tokenizer.unk_token,
         )
-    for said in unread_by_template(examples, tokenizer):
+    for said in notes_on_examples(examples, tokenizer):
         _logger.warning("%s: %s", name, said)
     dropped = [side.dropped_turns for side in sides(examples) if side.dropped_turns]
     if dropped:
@@ -278,11 +288,11 @@ def warn_of_equal_weights(examples: Sequence[Example], credit: Any) -> None:
 
 
 def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequence[str] = ()) -> None:
-    """Reject sequences longer than the model's context.
+    """Reject sequences that are too long for the model.
 
     Args:
         examples: The rows.
-        limit: Context length of the model in tokens; None: no limit.
+        limit: Longest sequence that the model can be trained on, in tokens; None: no limit.
         names: Name of each row, for the error message; empty: rows are named by their index.
 
     Raises:
@@ -293,8 +303,9 @@ def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequenc
     if limit is not None and longest > limit:
         index = lengths.index(longest)
         raise DataError(
-            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}), but the model's "
-            f"context is {limit}; set max_length to {limit} or less to drop whole turns from the end."
+            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}), but training "
+            f"with this model is exact only up to {limit}; set max_length to {limit} or less to drop whole turns from "
+            "the end."
         )
 
 

@@ -21,7 +21,7 @@ from perturn.policy.chunked_head import token_inputs
 from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, by_budget, lay_out
 from perturn.policy.shared_prefix import Beginning, tokens_ahead
-from perturn.rotary import steady_length, too_long, usable_length
+from perturn.rotary import steady_length, too_long, trainable_length, usable_length, window
 
 _logger = logging.getLogger(__name__)
 
@@ -311,32 +311,20 @@ def check_architecture(model: Any) -> None:
         raise ModelError(f"{name} takes no position_ids, so sequences cannot be packed; take another model.")
 
 
-def _window(config: Any) -> int | None:
-    """Return the size of the model's sliding attention window in tokens; None if no layer has a window."""
-    config = config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return None
-    if kinds is None and not getattr(config, "use_sliding_window", True):
-        return None
-    found: int | None = getattr(config, "sliding_window", None)
-    return found
-
-
 def _check_length(config: Any, batch: Batch) -> None:
     """Reject sequences whose packed computation would differ from the plain computation.
 
     Raises:
         ModelError: If a sequence exceeds a sliding window, or a length beyond which the rotary embedding changes.
     """
-    window, steady = _window(config), steady_length(config)
-    if window is None and steady is None:
+    span, steady = window(config), steady_length(config)
+    if span is None and steady is None:
         return
     seen = int(batch["position"].max()) + 1  # the last token of a sequence is predicted, but not read
-    if window is not None and seen > window:
+    if span is not None and seen > span:
         raise ModelError(
             f"a sequence has {seen} tokens, but layers of {config.get_text_config().model_type} see only the last "
-            f"{window}; packed training would let them see all. Set max_length to {window} or less, or take another "
+            f"{span}; packed training would let them see all. Set max_length to {span} or less, or take another "
             "model."
         )
     if steady is not None and seen + 1 > steady:
@@ -345,9 +333,7 @@ def _check_length(config: Any, batch: Batch) -> None:
 
 def exact_length(model: Any) -> int | None:
     """Return the longest sequence in tokens whose packed computation equals the plain one; None: no limit."""
-    config = _causal_model(model).config
-    limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
-    return min(limits, default=None)
+    return trainable_length(_causal_model(model).config)
 
 
 @torch.no_grad()
@@ -375,8 +361,17 @@ def _compare(model: Any) -> None:
     plain = plain.gather(-1, ids[:, 30:, None]).flatten()
     packed = packed[batch["prediction"].to(model.device)][: len(plain)]
     difference = float((packed - plain).abs().max())
-    if not difference <= _TOLERANCE.get(model.dtype, 0.0):
+    if not difference <= _TOLERANCE.get(_rounding(model.dtype), 0.0):
         raise ModelError(
             f"{type(model).__name__} gives other log-probabilities packed than alone (by {difference:.2g} nats), so it "
             "does more to positions, attention or logits than packed training knows; take another model."
         )
+
+
+def _rounding(dtype: torch.dtype) -> torch.dtype:
+    """Return the data type whose rounding the products of matrices have; TF32 has the digits of float16."""
+    try:
+        whole = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # a setting `fp32_precision` of torch.backends chose TF32 or bfloat16
+        whole = False
+    return dtype if whole or dtype != torch.float32 else torch.float16

@@ -17,10 +17,13 @@ from torch import Tensor
 from perturn.chat.model_names import adapters_in, is_local, load_tokenizer
 from perturn.config.sections import Lora
 from perturn.engines.lora_files import CONFIG, WEIGHTS, adapter_config, low_rank
-from perturn.errors import ModelError
+from perturn.errors import ConfigError, ModelError
 from perturn.policy.models import disable_dropout, load_model
 
 _logger = logging.getLogger(__name__)
+
+_LEAST_RATE = 1e-4
+"""Smallest learning rate whose steps change most weights in bfloat16, which has three significant digits."""
 
 
 def load_adapters(
@@ -60,6 +63,26 @@ def load_adapters(
     return model.eval()
 
 
+def load_merged(name: str, dtype: torch.dtype, say: Callable[[str], None]) -> Any:
+    """Load a base model, and merge the adapters of a folder into it; arguments as in `load_adapters`.
+
+    The weights are merged in float32, and then converted to `dtype`.
+    """
+    model = load_adapters(name, say=say).merge_and_unload()
+    cast_weights(model, dtype)
+    return model
+
+
+def cast_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert a model's weights in place. Its buffers keep their data type.
+
+    In bfloat16, the frequencies of rotary embeddings, which are a buffer, would give wrong positions.
+    """
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
     """Load a model for training.
 
@@ -74,6 +97,31 @@ def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
     if not dropout:
         disable_dropout(model)
     return model
+
+
+def check_trainable(model: torch.nn.Module, learning_rate: float) -> None:
+    """Reject a model without trainable weights, and warn if the learning rate is too small for their data type.
+
+    Raises:
+        ConfigError: If all weights are frozen, as in adapters that were loaded for inference.
+    """
+    trained = {name: each.dtype for name, each in model.named_parameters() if each.requires_grad}
+    if not trained:
+        raise ConfigError(
+            "no weight of the model is to be trained; load adapters with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad of what is to be trained."
+        )
+    rounded = {name: kind for name, kind in trained.items() if kind not in (torch.float32, torch.float64)}
+    if rounded and learning_rate < _LEAST_RATE:
+        remedy = "load the model with dtype=torch.float32, or train adapters"
+        if all(".modules_to_save." in name for name in rounded):  # with FSDP2, copies of weights in bfloat16
+            remedy = "leave out modules_to_save"
+        _logger.warning(
+            "trained weights, such as %s, are %s, which rounds away most steps of learning rate %g; %s.",
+            *next(iter(rounded.items())),
+            learning_rate,
+            remedy,
+        )
 
 
 def merge(name: str, target: Path) -> None:

@@ -82,9 +82,7 @@ def load_model(
     check_merge(model, Path(name))
     stored = stored_weights(name, model, dtype, found.beneath)
     if stored is None:
-        model = (
-            locate("perturn.policy.lora_adapters:load_adapters")(name, say=say).merge_and_unload().to(dtype)
-        )
+        model = locate("perturn.policy.lora_adapters:load_merged")(name, dtype, say)
     else:
         copy_weights(model, stored, stored.adapted)
     model.name_or_path = model.config.name_or_path = name  # the base that later adapters record
@@ -370,6 +368,10 @@ def disable_dropout(model: torch.nn.Module) -> None:
 @contextmanager
 def resuming(checkpoint: str | None) -> Iterator[None]:
     """Report any error inside this context as a `ModelError`: a damaged checkpoint raises errors of many types."""
+    if checkpoint is not None and not Path(checkpoint).is_dir():
+        raise ModelError(
+            f"there is no checkpoint at {checkpoint!r}; correct the path, or pass True for the newest checkpoint."
+        )
     try:
         yield
     except PerturnError:

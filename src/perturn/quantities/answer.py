@@ -175,7 +175,9 @@ def answers_of(
     trajectories: Sequence[Trajectory], form: str, reader: Reader, after_last: bool = True
 ) -> list[list[float]]:
     """Return `answer_logprobs` under a loaded policy, in nats `[trajectories][turns + 1]`."""
-    return answer_logprobs(reader.model, reader.renderer, trajectories, form, reader.token_budget, after_last)
+    how = reader.token_budget, after_last
+    with frozen(reader.model, reader.precision):
+        return answer_logprobs(reader.model, reader.renderer, trajectories, form, *how)
 
 
 class GoldAnswer(Quantity):

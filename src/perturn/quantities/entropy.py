@@ -57,7 +57,7 @@ def turn_entropies(
 def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[float]]:
     """Return `turn_entropies` of episodes under a loaded policy, without unit `[trajectories][turns]`."""
     rows = encoded(trajectories, reader.renderer)
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
     found = dict(zip(rows, entropies, strict=True))
     return [found.get(i, []) for i in range(len(trajectories))]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import prepare
-from perturn.policy.models import device, load_model
+from perturn.policy.models import compute_dtype, device, load_model
+from perturn.policy.reference import Precision
 from perturn.quantities.protocol import ACTED, Source
 from perturn.types import Trajectory
 
@@ -27,24 +32,37 @@ class Reader:
     """Renderer of conversations to tokens, for the model."""
     token_budget: int
     """Maximum number of tokens of one pass."""
+    precision: Precision = nullcontext
+    """Precision of the passes, for `frozen`."""
 
 
 def open_reader(
-    model: Any, tokenizer: Any = None, template: str | None = None, token_budget: int = TOKEN_BUDGET
+    model: Any,
+    tokenizer: Any = None,
+    template: str | None = None,
+    token_budget: int = TOKEN_BUDGET,
+    dtype: str = "auto",
 ) -> Reader:
     """Load a policy for forward passes.
+
+    On a GPU, a model that is given by its name computes in the precision of training, else in float32.
 
     Args:
         model: Name or folder of a model, or a transformers model.
         tokenizer: Tokenizer of the model; None: load it by the model's name.
         template: Jinja chat template to use; None: the template of the tokenizer.
         token_budget: Maximum number of tokens of one pass.
+        dtype: The setting `model.dtype`.
     """
+    precision: Precision = nullcontext
     if isinstance(model, str | Path):
         tokenizer = tokenizer or load_tokenizer(str(model))
-        model = load_model(str(model)).to(device())
+        where = device()
+        model = load_model(str(model)).to(where)
+        if where.type == "cuda":
+            precision = partial(torch.autocast, "cuda", compute_dtype(dtype, where, model.config))
     prepare(model)
-    return Reader(model, Renderer(tokenizer, template), token_budget)
+    return Reader(model, Renderer(tokenizer, template), token_budget, precision)
 
 
 class Models(Source):

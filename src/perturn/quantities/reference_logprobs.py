@@ -26,7 +26,7 @@ def reference_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[lis
         Log-probabilities, in nats `[trajectories][turns]`, each a tensor [tokens].
     """
     rows = encoded(trajectories, reader.renderer)
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         logprobs = compute_logprobs(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
     found = dict(zip(rows, logprobs, strict=True))
     return [

@@ -33,7 +33,7 @@ def values_of(
     sequences = [rows[i].chosen for i in order]
     tokens = [[one.loss_turns.count(turn) for turn in range(one.turns)] for one in sequences]
     aims = targets([trajectories[i] for i in order], tokens)
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         values = turn_values(reader.model, sequences, aims, reader.token_budget)
     found = dict(zip(order, values, strict=True))
     return [found.get(i, []) for i in range(len(trajectories))]

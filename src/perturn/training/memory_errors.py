@@ -13,7 +13,7 @@ from perturn.training.turn_config import TurnConfig
 
 @contextmanager
 def memory_remedies(args: TurnConfig) -> Iterator[None]:
-    """Turn an out-of-memory error of a training step into an error that names settings which need less memory."""
+    """Turn an out-of-memory error of a training into an error that names settings which need less memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -21,7 +21,7 @@ def memory_remedies(args: TurnConfig) -> Iterator[None]:
             raise
         first = "" if args.gradient_checkpointing else "gradient_checkpointing=true, "
         raise ModelError(
-            f"the GPU has too little memory for a training step: {str(error).partition('. ')[0]}. Set {first}a smaller "
+            f"the GPU has too little memory to train: {str(error).partition('. ')[0]}. Set {first}a smaller "
             f"token_budget (it is {args.token_budget}), LoRA, or FSDP2 on several GPUs. If a recipe's engine is open "
             "on this GPU, set a smaller engine.cache_gigabytes, or let vLLM sleep (engine.sleep=true)."
         ) from error

@@ -81,8 +81,13 @@ def _labelled(row: Row, given: Any) -> WeightedTrajectory:
     Raises:
         DataError: If the row is a pair, has no label, or has weights of both signs.
     """
-    if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
-        raise DataError("the row is a pair, and has a label; leave one of the two out.")
+    if isinstance(row, PreferencePair):
+        if isinstance(given, Mapping) and label_of(given) is not None:
+            raise DataError("the row is a pair, and has a label; leave one of the two out.")
+        raise DataError(
+            "the loss learns from single trajectories that are desirable or not, and the row is a pair; make two rows "
+            "of each pair: the completion chosen with label true, and the completion rejected with label false."
+        )
     if not isinstance(row, WeightedTrajectory):
         label = given.get("label") if isinstance(given, Mapping) else None
         if label is not None:

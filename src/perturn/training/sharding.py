@@ -33,6 +33,7 @@ from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from perturn.errors import ConfigError, ModelError, check_fit
+from perturn.policy.logprobs import prepare
 from perturn.policy.models import resuming
 
 _WEIGHTS, _OPTIMIZER = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
@@ -136,8 +137,12 @@ class ShardedTrainer(Trainer):
         plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         return plugin is not None and plugin.fsdp_version == 2 and plugin.auto_wrap_policy is None
 
-    def _divide(self) -> None:
-        """Shard the model if this trainer shards models itself."""
+    def _prepare_passes(self) -> None:
+        """Check packed passes on the device of the model, then shard the model if this trainer shards models itself.
+
+        With FSDP2 the whole model is on the CPU, so the check does not cover the attention kernel of the GPU.
+        """
+        prepare(self.model)
         if self.is_divided:
             offload = bool(self.args.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             divide(self.model, self.args.world_size, offload)
@@ -221,6 +226,11 @@ class ShardedTrainer(Trainer):
 
     def _load_schedule(self, folder: Path) -> None:
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch. After the last step of all, transformers resumes in its epoch, and would go on."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with resuming(checkpoint):

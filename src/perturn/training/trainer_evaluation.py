@@ -72,23 +72,6 @@ def named_set(sets: Any, name: str) -> Any:
     return sets[name]
 
 
-def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
-    """Reject a metric for the best model that no evaluation gives, before training starts.
-
-    Args:
-        metric: The setting `metric_for_best_model`; transformers sets it to `loss` if `load_best_model_at_end` is set.
-        sets: Sets to evaluate on. With a single set, metrics do not contain its name, as in `eval_loss`.
-
-    Raises:
-        ConfigError: If there are several sets, and the metric does not belong to any of them.
-    """
-    if metric is None or not isinstance(sets, dict):
-        return
-    fits = any(metric.removeprefix("eval_").startswith(f"{name}_") for name in sets)
-    must = f"be a metric of one set of eval_dataset, such as {f'eval_{next(iter(sets))}_loss'!r}"
-    check_fit(fits, "metric_for_best_model", must, metric)
-
-
 class RowValues:
     """Collects values of each row over several passes and processes, in the order of the rows."""
 
@@ -224,6 +207,12 @@ class EvaluatingTrainer(ShardedTrainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return 0, since the Trainer's formula does not fit packed training."""
         return 0
+
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        """Count the tokens of the packs of all processes for `include_num_input_tokens_seen`; packs have no padding."""
+        if self.args.include_num_input_tokens_seen != "no":
+            own = torch.tensor(sum(len(pack["ids"]) for pack in inputs["packs"]), device=self.args.device)
+            self.state.num_input_tokens_seen += int(self.accelerator.gather(own).sum())
 
     def prediction_step(
         self,

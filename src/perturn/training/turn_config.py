@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Set, Sized
+from collections.abc import Collection, Set, Sized
 from dataclasses import dataclass, field, fields
-from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -13,8 +12,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers import TrainingArguments, get_scheduler
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, Bound, bounds, texts
@@ -268,15 +266,6 @@ def share_kept(episodes: int | None, train: Sized | None) -> float:
     return len(train) / episodes
 
 
-_ONE_CALL = {
-    "prediction_loss_only": False,
-    "batch_eval_metrics": False,
-    "eval_do_concat_batches": True,
-    "include_for_metrics": [],
-}
-"""Values of transformers' settings with which `compute_metrics` is called once, with the values of all rows."""
-
-
 def config_of(args: Any) -> TurnConfig:
     """Return the settings of a training; None gives the defaults.
 
@@ -291,83 +280,6 @@ def config_of(args: Any) -> TurnConfig:
     check_fit(isinstance(args, TurnConfig), "args", "be a perturn.TurnConfig", type(args).__name__, remedy)
     made: TurnConfig = args
     return made
-
-
-def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error message for each setting that packed training or this loss does not support.
-
-    Args:
-        args: Settings of the training.
-        loss: The loss.
-        trainer: Other arguments of `transformers.Trainer`.
-    """
-    if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
-        yield "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
-    if args.n_gpu > 1:
-        yield (
-            f"this process sees {args.n_gpu} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process "
-            f"for each GPU: accelerate launch --num_processes {args.n_gpu} ..., or torchrun --nproc_per_node "
-            f"{args.n_gpu} ..."
-        )
-    yield from _unknown_arguments(trainer)
-    if trainer.get("compute_loss_func") is not None:
-        yield "compute_loss_func must be None; name a loss of your own in TurnConfig(loss={'name': 'file.py:Class'})."
-    if args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy", True):
-        yield (
-            "use_liger_kernel replaces the model's forward pass, which packing needs; set liger_kernel_config="
-            "{'fused_linear_cross_entropy': False, 'cross_entropy': False}."
-        )
-    if is_deepspeed_zero3_enabled():
-        yield "deepspeed: ZeRO-3 is not supported; take FSDP2 (fsdp='full_shard', fsdp_config={'version': 2})."
-    if trainer.get("preprocess_logits_for_metrics") is not None:
-        yield "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."
-    for name, needed in _ONE_CALL.items() if trainer.get("compute_metrics") is not None else ():
-        if getattr(args, name) != needed:
-            yield (
-                f"{name} must be {needed} with compute_metrics, got {getattr(args, name)}; the function is called "
-                "once, with the values of all rows."
-            )
-
-
-_INSTEAD = {
-    "tokenizer": "write processing_class",
-    "data_collator": "rows are packed without padding by the trainer's own collator",
-    "model_init": "give the model",
-    "formatting_func": "give rows in a supported shape (docs: Files and rows)",
-    "quantization_config": "load the model with it, and give the model",
-    "reward_funcs": "rewards belong to an environment or to rows (docs: Learn online)",
-}
-"""Argument of another trainer -> what to do instead."""
-_GIVEN = frozenset(
-    {
-        "self",
-        "model",
-        "args",
-        "data_collator",
-        "train_dataset",
-        "eval_dataset",
-        "processing_class",
-        "model_init",
-    }
-)
-"""Arguments of `Trainer` that `TurnTrainer` has itself, or does not pass on."""
-
-
-def _unknown_arguments(trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error message for each argument that `Trainer` does not take from `TurnTrainer`."""
-    known = signature(Trainer.__init__).parameters.keys() - _GIVEN
-    for name in sorted(trainer.keys() - known):
-        of_config = peers()[name].in_config if name in peers() else f"known: {', '.join(sorted(known))}"
-        yield f"TurnTrainer takes no argument {name!r}; {_INSTEAD.get(name, of_config)}".rstrip(".") + "."
-
-
-def refuse_frozen(model: torch.nn.Module) -> None:
-    """Raise a `ConfigError` if a model has no trainable weights, such as adapters that were loaded for inference."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            "no weight of the model is to be trained; load adapters with "
-            "PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad of what is to be trained."
-        )
 
 
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:

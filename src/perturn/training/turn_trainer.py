@@ -32,8 +32,8 @@ from perturn.losses.token_inputs import PolicyInput, token_inputs
 from perturn.needs import Reference, reads
 from perturn.policy.credit_weights import weigh_all
 from perturn.policy.examples import Example, encode_example, warn_of_equal_weights
-from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
-from perturn.policy.lora_adapters import load_to_train
+from perturn.policy.logprobs import Track, continuing, exact_length, logprobs_and_inputs
+from perturn.policy.lora_adapters import cast_weights, check_trainable, load_to_train
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, disable_dropout, load_model
 from perturn.policy.packing import (
     Batch,
@@ -50,13 +50,13 @@ from perturn.training.frozen_policies import Frozen
 from perturn.training.memory_errors import memory_remedies
 from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
+from perturn.training.setting_checks import refuse_best_metric, unkept
 from perturn.training.trainer_evaluation import (
     EvaluatingTrainer,
     Means,
     RowValues,
     encoded_sets,
     parts_of,
-    refuse_best_metric,
     row_values,
     step_metrics,
 )
@@ -64,10 +64,8 @@ from perturn.training.turn_config import (
     TurnConfig,
     config_of,
     may_begin,
-    refuse_frozen,
     section,
     share_kept,
-    unkept,
 )
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -107,28 +105,28 @@ class TurnTrainer(EvaluatingTrainer):
             PerturnError: If a setting or a row is wrong; always before training starts.
         """
         args = self.turn_args = config_of(args)
-        self._read_settings(trainer)
+        self._read_settings(trainer, eval_dataset is not None)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
         processing_class = tokenizer_of(model, processing_class, "processing_class")
         self.renderer = Renderer(processing_class, args.chat_template)
         model = self._open(model, ref_model, peft_config)
-        self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")
         evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
         refuse_best_metric(args.metric_for_best_model, evaluation)
         self._kept = share_kept(args.episodes, train)
-        model = self._compute_inputs(parts_of(train, evaluation), model, ref_model, peft_config, track)
-        super().__init__(
-            model=model,
-            args=args,
-            data_collator=Collator(args.token_budget),
-            train_dataset=train,
-            eval_dataset=cast(Any, evaluation),
-            processing_class=self.renderer.tokenizer,
-            **trainer,
-        )
-        refuse_frozen(model)
-        self._divide()
+        with memory_remedies(args):
+            model = self._compute_inputs(parts_of(train, evaluation), model, ref_model, peft_config, track)
+            super().__init__(
+                model=model,
+                args=args,
+                data_collator=Collator(args.token_budget),
+                train_dataset=train,
+                eval_dataset=cast(Any, evaluation),
+                processing_class=self.renderer.tokenizer,
+                **trainer,
+            )
+            check_trainable(model, args.learning_rate)
+            self._prepare_passes()
         begins = may_begin(args, model, self.accelerator.distributed_type)
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
@@ -136,7 +134,7 @@ class TurnTrainer(EvaluatingTrainer):
         self._evaluated: dict[str, Tensor] = {}  # for training, `get_batch_samples` adds these to packs
         self._row_values, self.tokens_passed = RowValues(), 0  # for progress displays
 
-    def _read_settings(self, trainer: Mapping[str, Any]) -> None:
+    def _read_settings(self, trainer: Mapping[str, Any], evaluates: bool) -> None:
         """Build loss and credit, and reject unsupported settings, before any model is loaded."""
         args = self.turn_args
         credit = None if args.credit is None else section(args.credit, "credit")
@@ -146,7 +144,7 @@ class TurnTrainer(EvaluatingTrainer):
         of_policy = {name: each for name, each in inputs.items() if each.traits.policy is None}
         self._of_policy = cast("dict[str, PolicyInput]", of_policy)
         self._of_frozen = {name: each.traits.policy for name, each in inputs.items() if each.traits.policy}
-        check_none(unkept(args, self.loss, trainer))
+        check_none(unkept(args, self.loss, trainer, evaluates))
 
     def _open(self, model: Any, reference: Any, peft_config: Any) -> Any:
         """Return the model to train, and store how to load the reference again for rows that are added later.
@@ -164,6 +162,8 @@ class TurnTrainer(EvaluatingTrainer):
         if reference is not None:
             again = partial(load_model, reference) if isinstance(reference, str) else weakref.ref(reference)
         self._frozen["reference"].keep(again)
+        context_length(model)  # logs a limit below the context
+        self._context = exact_length(model)
         return model
 
     def _compute_inputs(
@@ -175,8 +175,7 @@ class TurnTrainer(EvaluatingTrainer):
             disable_dropout(model)
         keep_ends(model)
         if peft_config is not None and self.turn_args.fsdp:  # frozen weights then take half the memory
-            model.to(torch.bfloat16)
-        prepare(model)
+            cast_weights(model, torch.bfloat16)
         # Compute the reference before adding adapters, since some adapters change the base weights.
         self._weigh(parts, model if reference is None else reference, track)
         if peft_config is not None:
@@ -294,7 +293,8 @@ class TurnTrainer(EvaluatingTrainer):
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context with the precision of training, so that policy and reference start with equal outputs."""
-        dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = kinds.get(self.turn_args.mixed_precision)  # also set by `accelerate launch`
         return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
 
     def training_step(
@@ -369,7 +369,7 @@ class TurnTrainer(EvaluatingTrainer):
         if "loss" in logs or "train_loss" in logs:
             logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
         super().log(logs, start_time)
-        refuse_not_finite(logs, self.state.global_step, scaled=self.args.fp16)
+        refuse_not_finite(logs, self.state.global_step, scaled=self.args.mixed_precision == "fp16")
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the learning-rate schedule; with `optimizer_from`, load the state of optimizer and schedule.

@@ -16,7 +16,7 @@ from perturn.engines.tinker.stored_policy import stored_policy
 from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track
-from perturn.policy.models import resuming
+from perturn.policy.models import context_length, resuming
 from perturn.policy.packing import Batch, Examples, by_budget, collate, mismatched_packs
 from perturn.training.row_intake import sequences_of, with_logprobs
 from perturn.training.turn_trainer import TurnTrainer
@@ -62,7 +62,7 @@ class ServiceTrainer(TurnTrainer):
         self._request_tokens = request_tokens
         self._clip = float(args.max_grad_norm or 0)
         args.max_grad_norm = 0.0  # the service clips gradients
-        args.bf16 = args.fp16 = False  # the loss is computed in float32
+        args.bf16, args.fp16, args.mixed_precision = False, False, "no"  # the loss is computed in float32
         self.policy = policy
         super().__init__(policy, args=args, ref_model=reference, **settings)
         self.data_collator = service_batch
@@ -71,7 +71,11 @@ class ServiceTrainer(TurnTrainer):
     def _open(self, model: RemotePolicy, reference: Any, peft_config: Any) -> RemotePolicy:
         names = ("reference", "proximal")
         self._frozen: Any = {each: _Asking(each, self._request_tokens) for each in names}
+        self._context = context_length(model)
         return model
+
+    def _prepare_passes(self) -> None:
+        """Do nothing: the service computes the passes."""
 
     def _check_tokens(
         self, parts: Iterable[Examples], model: RemotePolicy, where: str = "training data"

@@ -278,7 +278,7 @@ def critics_of(
     if not order:
         return Learned([Critique([[]], [[]]) for _ in trajectories], before, None, None)
     rewards = (request.returns or Return())([trajectories[i] for i in order])
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         first = turn_features(
             reader.model, sequences, [[1] * len(own) for own in rewards], reader.token_budget
         )

@@ -210,7 +210,8 @@ def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
 
 def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
     """Return `feedback_gains` under a loaded policy, in nats `[trajectories][turns]`; NaN: not known."""
-    return feedback_gains(reader.model, reader.renderer, trajectories, placeholder, reader.token_budget)
+    with frozen(reader.model, reader.precision):
+        return feedback_gains(reader.model, reader.renderer, trajectories, placeholder, reader.token_budget)
 
 
 class FeedbackGain(Quantity):

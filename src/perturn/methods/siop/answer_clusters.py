@@ -24,6 +24,7 @@ from perturn.extend.quantity_tools import (
     Source,
     Step,
     check_gold,
+    frozen,
     gold_answer,
     load_object,
     normalize_answer,
@@ -150,9 +151,10 @@ def own_answers_of(
         reader: Loaded policy.
     """
     clusters, texts = clusters_of(trajectories, request, form)
-    answers = own_answer_logprobs(
-        reader.model, reader.renderer, trajectories, texts, form, reader.token_budget
-    )
+    with frozen(reader.model, reader.precision):
+        answers = own_answer_logprobs(
+            reader.model, reader.renderer, trajectories, texts, form, reader.token_budget
+        )
     return [OwnAnswer(*both) for both in zip(clusters, answers, strict=True)]
 
 

@@ -71,7 +71,7 @@ def contributions_of(trajectories: Sequence[Trajectory], returns: Returns, reade
     rows = encoded(trajectories, reader.renderer)
     order, scores = in_order(rows, trajectories), scores_of(trajectories, returns)
     sequences, own = [rows[i].chosen for i in order], [scores[i] for i in order]
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         shares = turn_contributions(reader.model, sequences, own, reader.token_budget)
     found = dict(zip(order, shares, strict=True))
     return [found.get(i, Shares([[]])) for i in range(len(trajectories))]

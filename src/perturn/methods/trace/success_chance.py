@@ -64,7 +64,7 @@ def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) 
     """
     rows = encoded(trajectories, reader.renderer)
     sequences = [row.chosen for row in rows.values()]
-    with frozen(reader.model):
+    with frozen(reader.model, reader.precision):
         features = turn_features(
             reader.model, sequences, [[1] * one.turns for one in sequences], reader.token_budget
         )

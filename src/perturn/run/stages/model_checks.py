@@ -11,6 +11,7 @@ from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.errors import check_fit, within
 from perturn.policy.lora_adapters import lora_config
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
+from perturn.rotary import trainable_length
 from perturn.run.session import backend_settings
 from perturn.table import locate
 
@@ -31,7 +32,7 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
 
     Args:
         recipe: Recipe of the run.
-        trains: Whether the model will be trained.
+        trains: Whether the command trains the model, if the recipe has a training.
         renderer: Renderer of the model. None: the run makes the model itself.
 
     Raises:
@@ -44,10 +45,23 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
     here = "models" in backend_settings(recipe).traits.provides
     if trains and here:
         locate("perturn.policy.logprobs:check_architecture")(model)
-    limit, most = context_length(model), recipe.model.max_length
+    trainings = {name: recipe.training(name) for name in ("sft", REWARD_MODEL, "align")}
+    trains = trains and any(trainings.values())
+    limit, most = own_limit(recipe, model) if trains else context_length(model), recipe.model.max_length
     fits = limit is None or most is None or most <= limit
-    check_fit(fits, "model.max_length", f"be <= {limit}, the model's own limit", most)
-    for name, settings in ((name, recipe.training(name)) for name in ("sft", REWARD_MODEL, "align")):
+    longest = f"the longest sequence that this model {'can be trained on' if trains else 'supports'}"
+    check_fit(fits, "model.max_length", f"be <= {limit}, {longest}", most)
+    for name, settings in trainings.items():
         if settings is not None and settings.lora is not None and here:
             with within(f"{name}.lora: "):
                 add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
+
+
+def own_limit(recipe: Recipe, model: Any) -> int | None:
+    """Return the longest sequence in tokens on which a recipe can train a model; None: no limit.
+
+    Packed training in this process does not reach beyond a sliding window. A training service does.
+    """
+    here = "models" in backend_settings(recipe).traits.provides
+    limits = (context_length(model), trainable_length(model.config) if here else None)
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -24,7 +24,7 @@ from perturn.faults import closing_world
 from perturn.group import counted
 from perturn.io.atomic_write import replacing
 from perturn.needs import Distance, Need, name_of
-from perturn.quantities import Computed, Source, compute
+from perturn.quantities import Computed, Source, compute, policies_of
 from perturn.quantities.protocol import ACTED, EXPLORER, REFERENCE, REWARD, START, State
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.session import Session, world_maker
@@ -85,7 +85,9 @@ class RunSource(Source):
         name = self.policy_name(role)
         if name not in self._open:
             ours = role in self._names or is_of_run(self._recipe, name)
-            self._open[name] = (open_policy if ours else _open_other)(self._paths, self._recipe, name)
+            self._open[name] = (
+                open_policy(self._paths, self._recipe, name) if ours else open_by_name(self._recipe, name)
+            )
         return self._open[name]
 
     def answer_form(self) -> str:
@@ -145,10 +147,10 @@ def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
         raise RunError(f"{file} holds no {quantity}: {error}; restore it from a copy.") from error
 
 
-def _open_other(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
-    """Open a policy from outside the run, by its folder or Hub id."""
+def open_by_name(recipe: Recipe, name: str) -> Reader:
+    """Open a policy by its folder or Hub id, for reading."""
     budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
-    return open_reader(name, None, chat_template(recipe.model), budget)
+    return open_reader(name, None, chat_template(recipe.model), budget, recipe.model.dtype)
 
 
 def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
@@ -157,12 +159,8 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
     Raises:
         RunError: If the policy does not exist.
     """
-    budget, template = (
-        recipe.align.token_budget if recipe.align else TOKEN_BUDGET,
-        chat_template(recipe.model),
-    )
     if name == "base" and recipe.base is None:
-        return open_reader(recipe.model.name, None, template, budget)
+        return open_by_name(recipe, recipe.model.name)
     folder = paths.checkpoint(name)
     if not (folder / "config.json").is_file():
         others = " or ".join(
@@ -171,7 +169,7 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
         raise RunError(
             f"the credit reads policy {name!r}, and {folder} is not there; name another policy, such as {others}."
         )
-    return open_reader(folder, None, template, budget)
+    return open_by_name(recipe, str(folder))
 
 
 def read_needs(
@@ -191,8 +189,21 @@ def read_needs(
         reader: The part that needs the quantities, for messages.
     """
     wanted = [need for need in needs if name_of(need) != Distance.name]
+    free_engine_memory(session, wanted)
     source = RunSource(session.run.paths, session.recipe, stage.iteration)
     return {name: one.entries for name, one in compute(wanted, episodes, source, reader).items()}
+
+
+def free_engine_memory(session: Session, needs: Sequence[str | Need]) -> None:
+    """Free the engine's memory if quantities load a policy, since the engine and the policy may not fit together.
+
+    As before a training, the engine is closed if no iteration follows. Branches that are played later open it again.
+    """
+    if policies_of(needs):
+        if session.recipe.iterations == 1:
+            session.release()
+        else:
+            session.rest()
 
 
 def failures_of(recipe: Recipe) -> str:

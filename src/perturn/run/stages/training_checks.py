@@ -16,7 +16,8 @@ from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError, check_fit, within
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
-from perturn.policy.models import compute_dtype, context_length, device
+from perturn.policy.models import compute_dtype, device
+from perturn.run.stages.model_checks import own_limit
 from perturn.run.training_metrics import PROJECT
 from perturn.train_processes import share_of, world_size
 from perturn.training.credit_choice import choose_credit, make_loss
@@ -114,7 +115,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
         **own,
         output_dir=str(output),
         credit=None if settings is not recipe.align or recipe.credit is None else dict(recipe.credit),
-        max_length=recipe.model.max_length or (context_length(model) if model is not None else None),
+        max_length=recipe.model.max_length or (None if model is None else own_limit(recipe, model)),
         chat_template=chat_template(recipe.model),
         bf16=compute_dtype(recipe.model.dtype, where, config) is torch.bfloat16,
         use_cpu=where.type == "cpu",

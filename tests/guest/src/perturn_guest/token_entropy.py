@@ -47,7 +47,7 @@ class MeanTokenEntropy(Quantity):
         def entropy(model, batch):
             return logprobs_and_entropy(model, batch)[1]
 
-        with frozen(reader.model):
+        with frozen(reader.model, reader.precision):
             found = pack_by_pack(
                 entropy, reader.model, [row.chosen for row in rows.values()], reader.token_budget
             )
