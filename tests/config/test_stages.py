@@ -26,7 +26,7 @@ def test_the_whole_loop_is_in_the_order_in_which_it_is_done():
         ("evaluate-sft", "evaluate", ("sft",)),
         ("explore", "collect", ("sft",)),
         ("pair", "pair", ("explore", "expert")),
-        ("align", "train", ("pair",)),
+        ("align", "train", ("pair", "sft")),
         ("evaluate-tlm-dre", "evaluate", ("align",)),
     ]
     assert [(stage.policy, stage.start) for stage in found if stage.command == "train"] == [
@@ -84,6 +84,15 @@ def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
     assert found["explore-002"].needs == ("align-001",)
     assert found["pair-002"].needs == ("explore-002", "expert")
     assert (found["align-002"].policy, found["align-002"].mark) == ("tlm-dre-002", "-002")
+
+
+def test_an_alignment_on_the_users_rows_needs_the_policy_it_starts_from():
+    """Else nobody would notice that the SFT before it was done again."""
+    recipe = parse(
+        Recipe, {**PLAYS, "sft": SFT, "align": ALIGN, "rows": {"name": "file", "path": "pairs.jsonl"}}
+    )
+
+    assert {one.name: one.needs for one in stages(recipe)}["align"] == ("pair", "sft")
 
 
 @pytest.mark.parametrize(

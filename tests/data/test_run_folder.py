@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,6 +253,55 @@ def test_a_stage_that_raised_is_not_done_and_its_time_is_added_to_the_next(recip
     assert not after_the_first
     assert run.is_done("sft")
     assert 7.0 <= run.manifest["stages"]["sft"]["seconds"] < 9.0
+
+
+def test_unfinished_work_on_results_that_were_made_again_is_removed(recipe, caplog):
+    """A kill leaves a checkpoint and metrics of `sft`. They stay if the expert's episodes are equal, and else go."""
+    run = Run(recipe)
+    checkpoint, metrics = run.paths.partial("sft") / "checkpoint-4", run.paths.metrics("sft")
+    make_expert(run, "episodes")
+    with suppress(KeyboardInterrupt), run.stage("sft", run.paths.checkpoint("sft"), metrics):
+        checkpoint.mkdir(parents=True)
+        metrics.write_text("{}\n")
+        killed = run.paths.manifest.read_text()
+        raise KeyboardInterrupt
+    run.close()
+    run.paths.manifest.write_text(killed)
+    found = []
+    for episodes in ("episodes", "other episodes"):
+        run.paths.trajectories("expert").unlink()
+        with Run(recipe) as again:
+            make_expert(again, episodes)
+            with suppress(KeyboardInterrupt), again.stage("sft", again.paths.checkpoint("sft"), metrics):
+                found.append((checkpoint.exists(), metrics.exists()))
+                raise KeyboardInterrupt
+
+    assert found == [(True, True), (False, False)]
+    assert (
+        "sft starts anew, since trajectories/expert.jsonl changed; removed: metrics/sft.jsonl, checkpoints/sft.pa"
+        in caplog.text
+    )
+
+
+def test_unfinished_work_stays_if_the_run_deleted_one_of_its_sources(recipe):
+    """As the average of an earlier iteration."""
+    run = Run(recipe)
+    partial, aside = run.paths.partial("sft"), run.paths.metrics("expert")
+    aside.write_text("{}")
+    make_expert(run, "episodes", aside)
+    with suppress(KeyboardInterrupt), run.stage("sft"):
+        partial.mkdir(parents=True)
+        raise KeyboardInterrupt
+    run.delete([aside])
+
+    with run.stage("sft"):
+        assert partial.exists()
+
+
+def make_expert(run, episodes, *others):
+    """Do the stage `expert`."""
+    with run.stage("expert", run.paths.trajectories("expert"), *others):
+        write_whole(run.paths.trajectories("expert"), episodes)
 
 
 def test_the_manifest_says_what_the_run_was_made_with(recipe):

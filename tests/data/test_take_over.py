@@ -101,6 +101,15 @@ def test_a_stage_is_taken_only_with_the_files_that_it_was_made_from(runs):
     assert two.take_over("explore", one.folder)
 
 
+def test_a_stage_of_which_the_run_has_deleted_a_file_is_not_taken(runs):
+    """As the state of critics, which the other run needs no more, and this run's next iteration would read."""
+    one, two = runs
+    one.delete([one.paths.metrics("sft")])
+
+    assert not two.take_over("sft", one.folder)
+    assert not made(two, "sft")[0].exists()
+
+
 def test_damage_is_not_taken_over(runs):
     one, two = runs
     made(one, "sft")[0].write_text("nonsense")

@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and a full disk is an error that says what to do."""
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +12,7 @@ import torch
 from perturn import TurnConfig, TurnTrainer
 from perturn.chat.model_names import load_tokenizer
 from perturn.cli import main
+from perturn.data.file_seals import seal
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ModelError, StorageError
 from perturn.io.atomic_write import append_line, remove_strays, replacing, write_whole
@@ -151,6 +153,17 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path):
     remove_strays(tmp_path)
 
     assert sorted(each.name for each in tmp_path.iterdir()) == [".mine.partial", "sft.partial"]
+
+
+def test_appended_lines_are_on_the_disk_before_their_file_is_sealed(tmp_path, monkeypatch):
+    """After a power failure, the seal of a file with fewer lines would look like damage."""
+    file, synced = tmp_path / "sft.jsonl", []
+    append_line(file, "{}")
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino))
+
+    seal(tmp_path, [file], "sft")
+
+    assert synced == [file.stat().st_ino]
 
 
 @pytest.fixture

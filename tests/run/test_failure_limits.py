@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from perturn.cli import main
 from perturn.data.store import read_trajectories
 from perturn.errors import EnvironmentFailure
+from perturn.run.execute import open_run
 from perturn.run.failure_limits import Failures
 from perturn.types import Status, Task, Trajectory
 from perturn.watch import Watcher
@@ -168,6 +170,24 @@ def test_an_expert_that_failed_is_played_again_until_something_was_made_from_it(
     assert "1 failed episodes are played again" in said
     assert sum(one.success for one in read_trajectories(file)) == 12
     assert "expert: done before" in third
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "says"), [(True, "expert: done before"), (False, "1 failed episodes are played again")]
+)
+def test_an_expert_is_not_played_again_once_a_training_has_unfinished_files(place, perturn, checkpoint, says):
+    """A killed training would otherwise start anew. A training that raised before its first file has used nothing."""
+    (place / "broken").write_text("train/3")
+    perturn("collect")
+    with suppress(KeyboardInterrupt), open_run(place / "runs/one") as run, run.stage("sft"):
+        if checkpoint:
+            run.paths.partial("sft").mkdir()
+        raise KeyboardInterrupt
+    (place / "broken").unlink()
+
+    said = perturn("collect")[2]
+
+    assert says in said
 
 
 def test_few_failed_episodes_of_an_evaluation_stay_in_its_denominator(place, perturn):

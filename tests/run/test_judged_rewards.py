@@ -112,6 +112,21 @@ def test_an_episode_without_a_rating_fails_and_the_others_do_not():
     assert [own_rewards(one) for one in found] == [EPISODE, own_rewards(other)]
 
 
+@pytest.mark.parametrize("rewards", ["replace", "add"])
+def test_an_episode_that_is_rated_again_is_unchanged(rewards):
+    """All rewards are 0 then: 1 is replaced by 0, and 1 is added to -1. The total is not the environment's."""
+    episode, rating = {
+        "replace": (played(turn("a"), turn("b", 1.0)), "[[0]]"),
+        "add": (played(turn("a"), turn("b", -1.0)), "[[4]]"),
+    }[rewards]
+    (once,), _ = rated([episode], lambda text, seed: rating, rewards=rewards)
+    (again,), _ = rated([own_rewards(once)], lambda text, seed: rating, rewards=rewards)
+
+    assert [each.reward for each in once.turns] == [0.0, 0.0]
+    assert again == once
+    assert own_rewards(again) == episode
+
+
 @pytest.mark.parametrize("of", ["turn", "episode"])
 def test_what_goes_on_has_no_outcome_yet(of):
     """Its turns are rated all the same; an episode that failed, or has no turn, is not."""

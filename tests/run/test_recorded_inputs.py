@@ -14,6 +14,7 @@ from perturn.data.file_seals import file_digest, own_digest, read_manifest
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.errors import ConfigError, RunError
 from perturn.estimate.dry_run import make_plan
+from perturn.measure.measure_run import Wanted, forecast_run, measure_run
 from perturn.run.execute import open_run, run_stages
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.verify_run import verify
@@ -57,6 +58,20 @@ def test_an_edited_input_is_rejected_by_every_command(beside, file, setting):
             open_run(folder, [], command)
         with pytest.raises(RunError, match=says):
             make_plan(folder, [], command)
+    for measure in (measure_run, forecast_run):
+        with pytest.raises(RunError, match=says):
+            measure(folder, Wanted())
+
+
+def test_a_measurement_tells_another_revision_of_the_model(beside, monkeypatch, capsys):
+    """A model of the Hub has no files among the inputs, so nothing else would say it."""
+    revisions = iter(["first", "second"])
+    monkeypatch.setattr("perturn.run.recorded_inputs._revision", lambda name: next(revisions))
+    folder = made(recipe_of(model={"name": "org/on-the-hub"}), "pair", "align")
+
+    with pytest.raises(ConfigError, match="explore is missing"):
+        measure_run(folder, Wanted())
+    assert "is at revision second in the cache; this run was made with first" in capsys.readouterr().err
 
 
 def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):

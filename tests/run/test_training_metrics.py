@@ -1,17 +1,22 @@
 """Metrics reach TensorBoard, trackio and Weights & Biases as they stand in the run folder, a run for each stage."""
 
 import json
+import os
 import struct
+import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerCallback
 
 from perturn.config.recipe import read_recipe
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories, write_pairs
 from perturn.errors import ConfigError
 from perturn.run.execute import TRACKERS, check_trackers, open_run, run_stages
-from perturn.run.training_metrics import open_trackers
+from perturn.run.training_metrics import TrainingProgress, open_trackers
 from perturn.types import Action, PreferencePair
 
 RECIPE = """
@@ -152,6 +157,54 @@ def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
                 callback.tb_writer.add_scalar("loss", value, step)
 
     assert read_tensorboard(tmp_path) == {"run-sft": {"loss": {1: 1.0, 2: 20.0}}}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The arguments of each call of `wandb.init`."""
+    asked = []
+    wandb = SimpleNamespace(init=lambda **how: asked.append(how) or SimpleNamespace(finish=lambda: None))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr("perturn.run.training_metrics.WandbCallback", TrainerCallback)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return asked
+
+
+def test_a_resumed_stage_continues_its_run_of_wandb(tmp_path, asked):
+    """After a checkpoint at step 4 it has the id of the call before; a stage that begins anew has another."""
+    for done in (0, 4, 0):
+        with open_trackers(["wandb"], tmp_path / "tracking", "run", "sft", done):
+            pass
+
+    first, second, third = (each["id"] for each in asked)
+    assert first == second != third
+    assert {each["resume"] for each in asked} == {"allow"}
+
+
+def test_a_stage_resumed_offline_is_a_second_run_of_wandb(tmp_path, asked, monkeypatch):
+    """Runs of one id would replace each other on `wandb sync`."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with open_trackers(["wandb"], tmp_path / "tracking", "run", "sft", 4):
+        pass
+
+    assert asked[0].keys().isdisjoint(("id", "resume"))
+
+
+def test_a_checkpoint_is_on_the_disk_before_older_checkpoints_are_removed(tmp_path, monkeypatch):
+    """A power failure in between must leave one of the two."""
+    older, newest = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    for folder in (older, newest):
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append((os.fstat(opened).st_ino, older.exists())))
+    progress = TrainingProgress(SimpleNamespace(paths=RunPaths(tmp_path)), "sft", "training", print)
+
+    progress.on_save(SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(global_step=2), None)
+
+    written = (newest, newest / "trainer_state.json", tmp_path)
+    assert sorted(synced) == sorted((each.stat().st_ino, True) for each in written)
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize(

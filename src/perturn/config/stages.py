@@ -259,8 +259,9 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     rows = list(_rows(recipe, explore, judged, seen, {**its, "reads": _rows_read(recipe, before)}))
     yield from rows
     if recipe.align:
-        policy, needs = policy_of(recipe, number), (rows[-1].name,)
         does, origin = "perturn.run.stages.train_stage:train", "base" if starts_over(recipe) else start
+        policy = policy_of(recipe, number)
+        needs = (rows[-1].name, *((trained[origin],) if origin in trained else ()))
         yield Stage(align, "train", does, needs, policy, "align", origin, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.run_files import Manifest, read_note
-from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.data.run_paths import OPTIMIZER, RunPaths, checkpoint_of
 from perturn.errors import RunError
+from perturn.io.atomic_write import sync, writing
 
 Seals = dict[str, dict[str, Any]]
 """Seals of files, by the path in the run folder."""
@@ -53,6 +54,8 @@ def seal(folder: Path, made: Iterable[Path], stage: str | None) -> Seals:
 
 
 def _seal(file: Path, stage: str | None) -> dict[str, Any]:
+    with writing(file):
+        sync(file)  # else a power failure could leave a sealed file that is not whole
     status = file.stat()
     return {
         "stage": stage,
@@ -140,6 +143,12 @@ def sealed_digests(manifest: Mapping[str, Any], names: Collection[str]) -> dict[
     """
     seals = manifest["files"].items()
     return {file: one["sha256"] for file, one in seals if file in names or checkpoint_of(file) in names}
+
+
+def digests_of_stages(seals: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """Return short digests of all files of stages, without optimizers, which a run may delete."""
+    files = [file for file in seals if seals[file]["stage"] in names and Path(file).name not in OPTIMIZER]
+    return {file: seals[file]["sha256"][:16] for file in files}
 
 
 def _known(note: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from perturn.config.row_maker_settings import BESIDE, UNITS
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Names of the counts of groups in the result of `perturn.data.group_account.counts_of`."""
-_BESIDE = ("cut", "steps_")
-"""Prefixes of counts of the stage `pair` that are not bins of episodes: cut episodes, and the expert's steps."""
-FATES = ("failed", "no_turns", "repeated", "success", "failure")
+FATES = ("failed", "no_turns", "too_long", "repeated", "success", "failure")
 """Categories of an explored trajectory for row makers that train on single trajectories. A trajectory gets the first
-category that fits. `repeated`: the actions equal the actions of an earlier trajectory of the task. If the row maker
-reads expert episodes, the expert's trajectory counts as an earlier trajectory."""
+category that fits. `too_long`: the first turn exceeds the length limit. `repeated`: the actions equal the actions of an
+earlier trajectory of the task. If the row maker reads expert episodes, the expert's trajectory counts as an earlier
+trajectory."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
 """Stages that record how explored episodes were used. A run has one of these stages."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
@@ -51,14 +51,18 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
         groups = {name: counts[name] for name in _GROUPS if name in counts}
         bins = {name: counts.get(name, 0) for name in BINS}
         return {"asked": counts["asked"], "bins": bins, "groups": groups, "unit": "episodes"}
-    for unit in ("memberships", "steps", "nodes"):
+    for unit in UNITS:
         if unit in counts:
             asked = counts.pop(unit)
             return {"asked": asked, "bins": counts, "groups": {}, "unit": unit}
     if "taught" in counts:
+        if (
+            "corrections" in counts and "corrections_too_long" not in counts
+        ):  # an earlier `oec` counted corrections
+            counts.pop("too_long", None)
         bins = {name: counts.get(name, 0) for name in FATES}
     elif "kept" in counts:
-        bins = {name: n for name, n in counts.items() if not name.startswith(_BESIDE)}
+        bins = {name: n for name, n in counts.items() if not name.startswith(BESIDE)}
     else:
         return None
     return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}, "unit": "episodes"}

@@ -26,7 +26,7 @@ from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import is_unicode
 from perturn.io.read_input import check_shape, complete_lines, parse_json, parse_yaml, read_text
 from perturn.table import package_of
-from perturn.table_index import table
+from perturn.table_index import entry_named, table
 from perturn.traits import traits_of
 
 REMEDY = "Restore it, or run the stage that writes it again."
@@ -56,6 +56,10 @@ class StageNote(TypedDict):
     peak_memory_gb: NotRequired[Amount | None]
     counts: NotRequired[dict[str, Any] | None]
     done: NotRequired[bool]
+    sources: NotRequired[dict[str, str] | None]
+    """Short digests of all files of the stages that the stage needs. Earlier versions did not record them."""
+    files: NotRequired[Count | None]
+    """Number of files that were sealed when the stage ended. Earlier versions did not record it."""
 
 
 class Seal(TypedDict):
@@ -294,7 +298,7 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
         "engines": recipe.engine,
         "backends": recipe.backend,
     }
-    yield from traits_of(table("environments").get(str(worlds["environments"].get("name")))).distributions
+    yield from traits_of(entry_named("environments", str(worlds["environments"].get("name")))).distributions
     for name in ("engine", "backend"):
         yield from build(table(f"{name}s"), getattr(recipe, name), name).traits.distributions
     for part in (recipe.cluster, *(stage.lora for stage in stages)):

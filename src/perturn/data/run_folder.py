@@ -9,7 +9,7 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,22 @@ from perturn.config.parsing import dotted, to_yaml
 from perturn.config.recipe import Recipe, read_mapping, read_recipe
 from perturn.config.recipe_difference import difference
 from perturn.config.shipped_recipes import shipped_recipe
-from perturn.config.stages import stages
-from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
+from perturn.config.stages import Stage, stages
+from perturn.data.file_seals import (
+    digests_of_stages,
+    own_digest,
+    read_manifest,
+    refuse_damage,
+    seal,
+    without_removed,
+)
 from perturn.data.input_digests import Inputs, same_inputs
 from perturn.data.recorded_code import code_files
 from perturn.data.run_files import commit, hardware, read_note, versions
 from perturn.data.run_lock import RunLock
-from perturn.data.run_paths import RunPaths, begun, is_data
+from perturn.data.run_paths import RunPaths, begun, checkpoint_of, is_data
 from perturn.errors import RunError, StorageError
+from perturn.faults import plain_scalar
 from perturn.free_memory import memory_in_use
 from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.io.plain_data import error_text
@@ -120,7 +128,7 @@ class Run:
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
 
     def delete(self, paths: Sequence[Path]) -> None:
-        """Delete files and folders of finished stages that are no longer needed. The stages stay done."""
+        """Delete files and folders that are no longer needed. Their stages stay done."""
         if not paths:
             return
         names = tuple(self.paths.name(path) for path in paths)
@@ -145,7 +153,7 @@ class Run:
             equal: Stages that this stage needs. Both runs must have finished them with equal files.
 
         Returns: Whether the files were linked: False if the other run has not finished the stage, lacks one of its
-            files, or has other inputs.
+            files, has deleted one, or has other inputs.
 
         Raises:
             RunError: If a file has changed since the other run wrote it.
@@ -155,7 +163,9 @@ class Run:
         own = {file: one for file, one in seals.items() if one["stage"] == stage}
         if not note.get("done") or not own or not all((theirs / file).is_file() for file in own):
             return False
-        if any(_digests(seals, need) != _digests(self.manifest["files"], need) for need in equal):
+        if note.get("files", len(own)) != len(own):  # notes of earlier versions lack the number
+            return False
+        if digests_of_stages(seals, equal) != digests_of_stages(self.manifest["files"], equal):
             return False
         reads = next(each for each in stages(self.recipe) if each.name == stage).reads
         if not same_inputs(self.manifest.get("inputs") or {}, other.get("inputs") or {}, reads):
@@ -165,7 +175,8 @@ class Run:
             link_whole(theirs / file, self.folder / file)
         self._take_shared(stage, RunPaths(theirs))
         self.manifest["files"] |= own
-        self._note(stage, {**note, "taken_from": os.path.relpath(theirs, self.folder.parent)}, [])
+        taken_from = os.path.relpath(theirs, self.folder.parent)
+        self._note(stage, {**note, "files": len(own), "taken_from": taken_from}, [])
         return True
 
     def _take_shared(self, name: str, theirs: RunPaths) -> None:
@@ -186,6 +197,8 @@ class Run:
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
         """Run a stage in a `with` block: measure it, and record its end and its files in the manifest.
 
+        If an earlier, interrupted call made its files from other results of earlier stages, they are removed first.
+
         Args:
             name: Name of the stage.
             makes: Files and folders that are finished when the stage ends.
@@ -198,8 +211,7 @@ class Run:
             yield counts
             return
         start = time.monotonic()
-        before = self.manifest["stages"].get(name, {})
-        self._unseal(name)
+        before = self._begin_stage(name, makes)
         self._pulse = pulse = _Pulse(
             self.paths.progress, name, self.planned, [each.name for each in stages(self.recipe)]
         )
@@ -208,7 +220,8 @@ class Run:
             entry = {
                 "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
                 "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), pulse.stop()), 2),
-                "counts": counts,
+                "counts": {name: plain_scalar(count) for name, count in counts.items()},
+                "sources": before["sources"],
                 "done": ended == "done",
             }
             self._note(name, entry, makes)
@@ -226,18 +239,40 @@ class Run:
             raise
         end("done")
 
-    def _unseal(self, stage: str) -> None:
-        """Drop the seals of a stage's files, since nothing may rely on these files until the stage ends."""
+    def _begin_stage(self, name: str, makes: Sequence[Path]) -> dict[str, Any]:
+        """Return the stage's record, with digests of the files that it is made from. Its files lose their seals.
+
+        Nothing may rely on these files until the stage ends.
+        """
+        stage = next((each for each in stages(self.recipe) if each.name == name), Stage(name, "", ""))
+        # With `staleness`, a background thread may write explored episodes before their stage begins.
+        needs = () if self.recipe.staleness and stage.command == "collect" else stage.needs
+        sources = digests_of_stages(self.manifest["files"], needs)
+        before = {"counts": {}, **self.manifest["stages"].get(name, {})}
+        left = [path for path in (*makes, self.paths.partial(stage.policy)) if path.exists()]
+        # The run may have deleted files that it no longer needs. They do not count as changed.
+        recorded = before.get("sources", {}).items()
+        changed = [file for file, digest in recorded if sources.get(file, digest) != digest]
+        if left and changed:
+            what = ", ".join(dict.fromkeys(checkpoint_of(file) or file for file in changed))
+            names = ", ".join(map(self.paths.name, left))
+            _log.warning("%s starts anew, since %s changed; removed: %s", name, what, names)
+            self.delete(left)
+        entry = {**before, "sources": sources, "done": False}
         files = self.manifest["files"].items()
-        kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
+        kept = {file: one for file, one in files if one["stage"] not in (name, None)}
         kept |= seal(self.folder, [self.paths.recipe], None)
-        self._write_manifest({**self.manifest, "files": kept})
+        begun = {**self.manifest["stages"], name: entry}
+        self._write_manifest({**self.manifest, "files": kept, "stages": begun})
+        return entry
 
     def _note(self, stage: str, entry: dict[str, Any], makes: Sequence[Path]) -> None:
         """Record how a stage ended, and seal its files if it is done."""
         files = dict(self.manifest["files"])
         if entry["done"]:
-            files |= seal(self.folder, makes, stage) | seal(self.folder, self.paths.shared, None)
+            own = seal(self.folder, makes, stage)
+            files |= own | seal(self.folder, self.paths.shared, None)
+            entry = {"files": len(own), **entry}
         data = {Path(file).name: one["sha256"] for file, one in files.items() if is_data(file)}
         stages = {**self.manifest["stages"], stage: entry}
         self._write_manifest({**self.manifest, "data": data, "stages": stages, "files": files})
@@ -313,11 +348,6 @@ def refuse_other(recipe: Recipe) -> None:
     left = (paths.lock, paths.holder)  # left by a run that was killed before it wrote its recipe
     if folder.is_dir() and not all(each in left or is_stray(each) for each in folder.iterdir()):
         raise RunError(f"{folder} holds files but no {paths.recipe.name}; choose another name (name=...).")
-
-
-def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
-    """Return the SHA-256 of each file of a stage, by path."""
-    return {file: one["sha256"] for file, one in seals.items() if one["stage"] == stage}
 
 
 class _Pulse:

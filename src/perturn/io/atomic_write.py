@@ -100,8 +100,7 @@ def replacing(
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield fresh
-            for each in [fresh, *fresh.rglob("*")]:
-                sync(each)
+            sync_whole(fresh)
             if fresh.is_dir() and target.is_dir() and not target.is_symlink() and not once:
                 shutil.rmtree(target)  # a folder cannot be put over another
             try:
@@ -214,6 +213,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_whole(path: Path) -> None:
+    """Flush a file, or a folder with everything in it, to the disk."""
+    for each in [path, *path.rglob("*")]:
+        sync(each)
 
 
 def _remove(path: Path) -> None:

@@ -74,18 +74,23 @@ def _module_of_name(module: str) -> ModuleType:
 
 
 def _module_of_file(file: str) -> ModuleType:
-    """Import a module from a file, and search the file's folder for the module's own imports."""
+    """Import a module from a file, and search the file's folder for the module's own imports.
+
+    If the file has the name of an installed module, other code can still import the installed module.
+    """
     path = Path(os.path.abspath(file))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    for name in (path.stem, f"{path.stem}@{path.parent}"):
-        loaded = sys.modules.get(name)
-        if loaded is None:
-            break
+    name, folder = f"{path.stem}@{path.parent}", str(path.parent)
+    found = PathFinder.find_spec(path.stem, [each for each in sys.path if os.path.abspath(each) != folder])
+    shadows = found is not None and found.origin is not None and _is_installed(Path(found.origin))
+    if folder not in sys.path:
+        sys.path.insert(len(sys.path) if shadows else 0, folder)
+    for loaded in filter(None, map(sys.modules.get, (path.stem, name))):
         if (own := getattr(loaded, "__file__", None)) and os.path.exists(own) and path.samefile(own):
             return loaded
+    if not shadows and path.stem not in sys.modules:
+        name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -75,9 +75,10 @@ def forecast(
     """
     points = set(plan.points)
     own = [one for one in done if one.point in points and one.number < continuations]
-    pilot = returns_of(own).values()
+    found = returns_of(own)
+    pilot = [found[point] for point in sorted(found)]
     from_pilot = sum(map(len, pilot)) >= PILOT
-    groups = pilot if from_pilot else _by_task(explored)
+    groups = pilot if from_pilot else _by_task(sorted(explored, key=lambda one: one.key))
     varies = any(np.ptp(returns) > 0 for returns in groups)
     left = dict.fromkeys(points, continuations)
     for one in own:

@@ -15,7 +15,7 @@ import numpy as np
 
 from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
-from perturn.data.file_seals import sealed_digests
+from perturn.data.file_seals import refuse_damage, sealed_digests
 from perturn.data.run_files import read_note
 from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import OPTIMIZER, RunPaths
@@ -35,6 +35,7 @@ from perturn.measure.projected_gradients import project_gradients
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
 from perturn.run.protocol_rules import ruled
+from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.served_policy import engine_settings, policy_path
 from perturn.run.session import Session, world_maker
 from perturn.run.stages.credit_stage import explored_stages
@@ -77,10 +78,11 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
     Raises:
         PerturnError: If the run has no episodes that can be measured.
     """
-    recipe = _recipe_of(source)
-    with Run(recipe) as run, Session(run) as session:
+    with _opened(source) as run, Session(run) as session:
+        note_inputs(run)
+        recipe = run.recipe
         stage, explored, chosen = _episodes(run, wanted)
-        _note_inputs(run, stage)
+        _note_measured(run, stage)
         world, planned = _planned(session, stage, chosen)
         weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)  # its errors come first
         assert recipe.explore is not None
@@ -132,8 +134,7 @@ def forecast_run(source: Path, wanted: Wanted) -> Forecast:
         source: Folder of a run, or the recipe file of an existing run.
         wanted: What to measure.
     """
-    recipe = _recipe_of(source)
-    with Run(recipe) as run, Session(run) as session:
+    with _opened(source) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
         world, planned = _planned(session, stage, chosen)
         _inputs(run, stage)
@@ -141,16 +142,18 @@ def forecast_run(source: Path, wanted: Wanted) -> Forecast:
         return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
 
 
-def _recipe_of(source: Path) -> Recipe:
-    """Return the recipe of an existing run.
+def _opened(source: Path) -> Run:
+    """Open an existing run.
 
     Raises:
-        RunError: If the recipe file has no run yet. No folder is created.
+        RunError: If the recipe file has no run yet, or an input of the run has changed. No folder is created.
     """
     recipe = resolve_recipe(source)
     if not RunPaths(run_folder(recipe)).is_run:
         raise RunError(f"{source} has explored nothing yet; run: perturn collect {source}")
-    return ruled(recipe)
+    recipe = ruled(recipe)
+    refuse_changed(recipe, "measure")
+    return Run(recipe)
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
@@ -172,7 +175,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
     return stage, explored, chosen
 
 
-def _note_inputs(run: Run, stage: Stage) -> None:
+def _note_measured(run: Run, stage: Stage) -> None:
     """Record the digests of the episodes and of the policy, from which the files of this measurement are made."""
     write_whole(run.paths.measured_inputs(stage.mark), json.dumps(_inputs(run, stage), indent=1) + "\n")
 
@@ -183,7 +186,7 @@ def _inputs(run: Run, stage: Stage) -> dict[str, str]:
     The optimizer is not among them, since a run deletes it when it goes on.
 
     Raises:
-        RunError: If the episodes or the policy have been made again since the earlier call.
+        RunError: If the episodes or the policy are damaged, or have been made again since the earlier call.
     """
     paths = run.paths
     names = {paths.name(each) for each in (paths.trajectories(stage.name), paths.checkpoint(stage.policy))}
@@ -202,6 +205,7 @@ def _inputs(run: Run, stage: Stage) -> dict[str, str]:
             "there are continuations of other episodes or of another policy: they were made again since then. "
             f"To measure anew, remove {', '.join(map(str, made))}."
         )
+    refuse_damage(run.folder, {file: run.manifest["files"][file] for file in now})
     return now
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, required, within
 from perturn.faults import closing_world
-from perturn.formats.read_rows import Row, is_numbered, open_rows, rows_of
+from perturn.formats.read_rows import Row, is_numbered, open_rows, rows_of, sides_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
 from perturn.run.ahead import look_ahead
@@ -52,7 +51,6 @@ from perturn.types import (
     PreferencePair,
     Task,
     Trajectory,
-    WeightedTrajectory,
     failed,
     succeeded,
 )
@@ -135,7 +133,8 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
     if gpus > 1 and processes == 1:
         yield (
             f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
-            "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
+            "to train on all of them (with launch.sharding=fsdp2 if one GPU is too small), or CUDA_VISIBLE_DEVICES=0 "
+            "to train on one. For vLLM on the other GPUs, start servers there, and name them in engine.servers."
         )
     if 0 < gpus < processes:
         yield f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}."
@@ -223,7 +222,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
         locate("perturn.run.stages.model_checks:check_model")(recipe, command in (None, "train"), renderer)
-    _check_sources(recipe, renderer)
+    own = _check_sources(recipe, renderer)
     if recipe.environment is None:
         check_pathfinder(recipe, None)
         return None
@@ -234,7 +233,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         task_lists = look_up(recipe, env)
-        task_lists.warn_of_seen()
+        task_lists.warn_of_seen(own)
         refuse_seen(recipe, task_lists)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, task_lists)
@@ -266,8 +265,9 @@ def _check_side_engines(recipe: Recipe) -> None:
         check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
 
 
-def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
-    """Read the user's own rows once, and reject rows that training would reject."""
+def _check_sources(recipe: Recipe, renderer: Renderer | None) -> set[str]:
+    """Read the user's own rows once, reject rows that training would reject, and return the ids of their tasks."""
+    found: set[str] = set()
     for key, file in own_files(recipe).items():
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         with within(f"{key}: ", DataError):
@@ -275,7 +275,9 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
         most = recipe.model.max_length
         sampled = key == "explore.path" and _reads_sampled(recipe)
         can_be_used = partial(_check_row, renderer, most, key, sampled)
-        deque(rows_of(user_path(file, key), kind, can_be_used), maxlen=0)
+        for row in rows_of(user_path(file, key), kind, can_be_used):
+            found |= {side.task.id for side in sides_of(row) if not is_numbered(side)}
+    return found
 
 
 def _reads_sampled(recipe: Recipe) -> bool:
@@ -311,14 +313,13 @@ def _check_row(renderer: Renderer | None, max_length: int | None, key: str, samp
         _check_sampled(row)
     if renderer is None:
         return
-    one = row.trajectory if isinstance(row, WeightedTrajectory) else row
-    sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
+    sides = sides_of(row)
     for side in sides:
         is_taught = is_numbered(side) if key == "expert.file" else not side.environment or len(sides) == 2
         if not failed(side) and (is_taught or succeeded(side)):
             renderer.check(side)
-    if isinstance(one, PreferencePair) and not any(map(failed, sides)):
-        locate("perturn.policy.examples:encode_example")(one, renderer, max_length)
+    if isinstance(row, PreferencePair) and not any(map(failed, sides)):
+        locate("perturn.policy.examples:encode_example")(row, renderer, max_length)
 
 
 def run_stages(
@@ -391,7 +392,9 @@ def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:
-    """Return whether the expert's FAILED episodes can be played again, since no later stage has used them."""
+    """Return whether the expert's FAILED episodes are played again: no later stage is done or has unfinished files."""
     if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
         return False
-    return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)
+    paths, later = run.paths, [each for each in stages(run.recipe) if "expert" in each.needs]
+    begun = [file for each in later for file in (paths.partial(each.policy), paths.trajectories(each.name))]
+    return not any(run.is_done(each.name) for each in later) and not any(file.exists() for file in begun)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import TensorBoardCallback, TrackioCallback, WandbCallback
@@ -16,12 +17,14 @@ from transformers.integrations.integration_utils import TensorBoardCallback, Tra
 from perturn.data.run_folder import Run
 from perturn.display.progress_bars import Tokens, Work, bar
 from perturn.errors import RunError
-from perturn.io.atomic_write import append_line, write_whole
+from perturn.io.atomic_write import append_line, sync, sync_whole, write_whole, writing
 from perturn.train_processes import leads
 from perturn.training.turn_trainer import TurnTrainer
 
 PROJECT = "perturn"
 """Default project of a run in trackio and Weights & Biases. Their own environment variables override it."""
+_OFFLINE = ("offline", "dryrun", "disabled")
+"""Modes in which Weights & Biases does not resume. A second run with the id would replace the first one on a sync."""
 
 
 @contextmanager
@@ -56,9 +59,12 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         return TrackioCallback()
     import wandb
 
-    folder.mkdir(exist_ok=True)
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    same: dict[str, Any] = {}
+    if os.environ.get("WANDB_MODE") not in _OFFLINE:
+        same = {"id": _own_id(folder / f"wandb-{run}.txt", step), "resume": "allow"}
     try:
-        opened = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=run, dir=folder)
+        opened = wandb.init(project=project, name=run, dir=folder, **same)
     except wandb.errors.Error as error:
         reason = str(error).strip().splitlines()[0]
         raise RunError(
@@ -66,6 +72,13 @@ def _open(name: str, stack: ExitStack, folder: Path, run: str, step: int) -> Tra
         ) from error
     stack.callback(opened.finish)  # so that the next stage is a new run
     return WandbCallback()
+
+
+def _own_id(file: Path, step: int) -> str:
+    """Return the id of a tracker's run, which a resumed stage shares with the call before it."""
+    if not step or not file.is_file():
+        write_whole(file, uuid4().hex)
+    return file.read_text(encoding="utf-8")
 
 
 def _logged(entry: Mapping[str, Any]) -> str:
@@ -119,12 +132,19 @@ class TrainingProgress(TrainerCallback):
         self._bar.advance()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Remove older checkpoints.
+        """Remove older checkpoints, once the newest checkpoint is on the disk.
 
         `save_total_limit` does not trust the file times of checkpoints that are less than a second apart.
         """
-        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
-            if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
+        if not leads():
+            return
+        folder = Path(args.output_dir)
+        newest = folder / f"checkpoint-{state.global_step}"
+        with writing(newest):
+            sync_whole(newest)
+            sync(folder)
+        for checkpoint in folder.glob("checkpoint-*"):
+            if checkpoint != newest:
                 shutil.rmtree(checkpoint)
 
     def on_log(

@@ -109,13 +109,14 @@ def rate(
 def own_rewards(episode: Trajectory) -> Trajectory:
     """Return an episode with only the environment's rewards, and with its status before any judgment.
 
-    In an episode from a file, the total reward may be no reward of a turn. Then it becomes the reward of the last turn.
+    In an episode that was not rated, the total reward may be no reward of a turn. Then it becomes the reward of the
+    last turn.
     """
     if unjudged(episode):
         over = episode.terminated or episode.truncated
         own = (episode.error or "").partition("\n")[2] or None
         episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=own)
-    of_no_turn = not any(turn.reward for turn in episode.turns)
+    of_no_turn = not any(turn.reward or turn.environment_reward is not None for turn in episode.turns)
     turns = [replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns]
     if turns and of_no_turn:
         turns[-1] = replace(turns[-1], reward=episode.total_reward)
