@@ -60,6 +60,12 @@ class Action:
                 f"{len(self.versions)}."
             )
 
+    @property
+    def is_cut_inside(self) -> bool:
+        """Whether a token limit cut a recorded text in its reasoning or in a tool call."""
+        inside = self.tool_calls or (self.reasoning and not self.text.strip())
+        return not self.ended and self.token_ids is None and bool(inside)
+
     def message(self) -> Message:
         """Return the action as an assistant message."""
         message: Message = {"role": "assistant", "content": self.text}
@@ -108,10 +114,13 @@ class Turn:
 
     @property
     def carries_loss(self) -> bool:
-        """Whether training puts loss on the action. The action must be marked for training and must not be empty."""
+        """Whether training puts loss on the action. The action must be marked for training and must not be empty.
+
+        An action that was cut inside its reasoning or a tool call has no loss: the chat template closes these parts.
+        """
         action = self.action
         written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
-        return self.trained and bool(written)
+        return self.trained and bool(written) and not action.is_cut_inside
 
     @property
     def observation_text(self) -> str:

@@ -49,7 +49,7 @@ def test_a_malformed_row_is_refused_with_its_line(tiny_folder, tmp_path, rows, s
         (record(reward=float("nan")), "turns[0].reward: expected a finite number, got nan"),
         (
             record(text=""),
-            "the trajectory has no turn that carries loss: of 1 turns 1 are empty, 0 are marked",
+            "the trajectory has no turn that carries loss: of 1 turns 1 are empty or cut inside, 0 are marked",
         ),
         (record(token_ids=[], logprobs=[]), "token_ids must hold at least one token or be None"),
         (RECORD | {"turns": []}, "has no assistant turn; remove the row"),

@@ -359,15 +359,17 @@ def test_what_cannot_be_measured_says_why():
         def __call__(self, group, **_):
             return [torch.zeros(1) for _ in group]
 
-    with pytest.raises(ValueError, match=r"Short must return one number per turn"):
+    with pytest.raises(
+        ConfigError, match=r"credit Short must return one tensor per trajectory, with a finite"
+    ):
         measure(Short(), LOOP, 2)
 
-    class Unknown(Short):
+    class Whole(Short):
         def __call__(self, group, **_):
-            return [torch.full((len(one.turns),), float("nan")) for one in group]
+            return [torch.ones(len(one.turns), dtype=torch.long) for one in group]
 
-    with pytest.raises(ValueError, match=r"Unknown must return finite numbers, got \[\[nan"):
-        measure(Unknown(), LOOP, 2)
+    with pytest.raises(ConfigError, match=r"Whole must return .* floating-point number .* tensor\(\[1"):
+        measure(Whole(), LOOP, 2)
 
 
 def test_a_summary_is_plain_data():

@@ -7,7 +7,9 @@ import pytest
 from perturn.config.parsing import build
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.errors import ConfigError
+from perturn.data.records import trajectory_to_dict
+from perturn.errors import ConfigError, DataError
+from perturn.formats.read_rows import own_row
 from perturn.types import Status
 
 
@@ -35,6 +37,28 @@ def test_a_total_reward_alone_is_that_of_the_last_turn(episode):
     bare = dataclasses.replace(episode([None] * 2, [0.0, 0.0]), total_reward=0.5)
 
     assert Return()([bare]) == [[0.0, 0.5]]
+
+
+def test_a_total_reward_that_is_not_the_sum_of_the_rewards_is_refused(trajectory):
+    """The rewards of the turns would hide the score; where they are ignored, nothing is refused."""
+    for total in (0.0, 1.0):
+        scored = dataclasses.replace(trajectory, total_reward=total)
+
+        said = f"task 't', sample 0: the rewards of the turns sum to 1.25, but total_reward is {total:g}"
+        said += r" \(0 is its default\)\." if not total else r"\."
+        with pytest.raises(DataError, match=said):
+            Return()([scored])
+        assert Return(rewards="success")([scored]) == [[0.0, 0.0, 1.0]]
+    assert Return()([dataclasses.replace(trajectory, total_reward=1.25 + 1e-9)]) == [[0.25, 0.0, 1.0]]
+
+
+def test_a_row_without_a_total_reward_has_the_sum_of_its_turns(trajectory):
+    """A row that says 0 is wrong."""
+    record = trajectory_to_dict(trajectory)
+    zero, none = record | {"total_reward": 0.0}, {key: record[key] for key in record if key != "total_reward"}
+
+    assert own_row(none).total_reward == 1.25
+    assert own_row(zero).total_reward == 0.0
 
 
 def test_a_failed_trajectory_has_no_reward_and_no_penalty(trajectory):

@@ -151,6 +151,13 @@ def test_pairs_have_a_ledger_too():
     assert ledger_of({"pairs": 2}, 8) is None
 
 
+def test_corrections_that_an_earlier_version_counted_as_too_long_are_no_episodes():
+    counts = {"taught": 2, "success": 3, "failure": 1, "corrections": 1, "too_long": 2, "not_corrected": 0}
+
+    assert ledger_of(counts, 4)["bins"]["too_long"] == 0
+    assert ledger_of(counts | {"corrections_too_long": 0}, 6)["bins"]["too_long"] == 2
+
+
 def test_outcomes_have_a_ledger_and_their_rows_are_what_was_trained(online, make):
     """Iteration 2 learns of one row of 3 turns, so KL is (0.1 + 0.2 + 0.6) / 3."""
     manifest = json.loads((online / "manifest.json").read_text())
@@ -166,7 +173,7 @@ def test_outcomes_have_a_ledger_and_their_rows_are_what_was_trained(online, make
     found = summarize(online)["iterations"][1]
     assert found["ledger"] == {
         "asked": 4,
-        "bins": {"failed": 0, "no_turns": 0, "repeated": 1, "success": 3, "failure": 0},
+        "bins": {"failed": 0, "no_turns": 0, "too_long": 0, "repeated": 1, "success": 3, "failure": 0},
         "groups": {},
         "unit": "episodes",
     }

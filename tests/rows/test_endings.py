@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.config.row_maker_settings import Limit, RowInputs
+from perturn.config.row_maker_settings import Limit, RowInputs, rows_made
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.rows import ROWS
@@ -41,11 +41,59 @@ def test_each_explored_episode_is_counted_once():
     divided = divide(GIVEN, starts_over=True)
 
     assert divided.counts == {
-        **{"taught": 2, "expert": 2},
-        **{"failed": 1, "no_turns": 1, "repeated": 2, "success": 2, "failure": 2},
+        **{"taught": 2, "expert": 2, "expert_too_long": 0},
+        **{"failed": 1, "no_turns": 1, "too_long": 0, "repeated": 2, "success": 2, "failure": 2},
     }
     assert [one.key for one in divided.successes] == [("a", 1), ("c", 0)]
     assert [one.key for one in divided.failures] == [("b", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize("name", ["rft", "kto", "nat", "coh"])
+def test_an_episode_whose_first_turn_does_not_fit_is_no_row(name):
+    """The policy's success of task c, and the expert's episode of task b."""
+    limit = Limit(too_long=lambda episodes: {one.key for one in episodes} & {("c", 0), ("b", 0)})
+    found = ROWS[name]()(replace(GIVEN, limit=limit))
+
+    assert (found.counts["too_long"], found.counts["expert_too_long"], found.counts["expert"]) == (2, 1, 1)
+    assert found.counts["success"] == found.counts["failure"] == 1
+    assert "c" not in {row.trajectory.task.id for row in found.rows}
+
+
+def test_failed_episodes_are_not_compared_with_the_length_limit():
+    seen = []
+    divide(replace(GIVEN, limit=Limit(too_long=lambda given: seen.extend(given) or set())), starts_over=True)
+
+    assert ("b", 2) in {one.key for one in seen}
+    assert ("b", 3) not in {one.key for one in seen}
+
+
+@pytest.mark.parametrize("name", ["nat", "coh"])
+def test_the_text_after_the_task_counts_in_the_length_limit(name):
+    """Without the text, all episodes fit."""
+
+    def too_long(episodes):
+        return {
+            one.key
+            for one in episodes
+            if one.turns[0].observation[-1]["content"].endswith("not solve the task.")
+        }
+
+    found = ROWS[name]()(replace(GIVEN, explored=EXPLORED[:4], limit=Limit(too_long=too_long)))
+
+    assert (found.counts["too_long"], found.counts["failure"], found.counts["success"]) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["kto", "nat", "coh", "group-pairs"])
+def test_without_rows_the_remedy_for_long_episodes_is_a_longer_limit(name):
+    limit = Limit(
+        too_long=lambda given: {one.key for one in given}, equal=lambda pairs: [True for _ in pairs]
+    )
+    played = [replace(episode("a", said, sample=at), total_reward=float(at)) for at, said in enumerate("xy")]
+    inputs = replace(GIVEN, explored=played)
+    short = rows_made(ROWS[name](), replace(inputs, limit=limit)).remedy
+
+    assert short.startswith("increase model.max_length, ")
+    assert "max_length" not in rows_made(ROWS[name](), replace(inputs, explored=played[:1])).remedy
 
 
 @pytest.mark.parametrize("name", ["rft", "kto", "nat", "coh", "oec"])
@@ -224,21 +272,27 @@ def test_oec_learns_the_experts_turns_alone_of_corrections():
 
 
 def test_oec_counts_corrections_that_do_not_fit():
-    """One of two fits; if none fits, it says so."""
+    """The expert corrects two of four episodes, and one of them fits; if none fits, it says so."""
+    played = [episode("b", *"ab", last, success=False, sample=at) for at, last in enumerate("cd")]
     mended = [
         replace(episode("b", "north", *said, policy="expert"), taken_over=1)
         for said in (("up",), ("up", "south"))
     ]
     limits = [Limit(whole=lambda one, most=most: len(one.turns) <= most) for most in (2, 1)]
     some, none = (
-        ROWS["oec"]()(replace(GIVEN, limit=limit, correct=lambda wanted: mended)) for limit in limits
+        ROWS["oec"]()(replace(GIVEN, explored=played, limit=limit, correct=lambda wanted: mended))
+        for limit in limits
     )
 
     assert [row.trajectory for row in some.rows] == [*EXPERTS, mended[0]]
-    assert (some.counts["corrections"], some.counts["too_long"]) == (1, 1)
-    assert (none.counts["corrections"], none.counts["too_long"]) == (0, 2)
+    names = ("corrections", "corrections_too_long", "not_corrected")
+    assert [some.counts[name] for name in names] == [1, 1, 2]
+    assert [none.counts[name] for name in names] == [0, 2, 2]
     assert (none.rows, none.lacks) == ([], "no corrected episode fits the length limit")
-    assert none.remedy == "increase model.max_length"
+    told = rows_made(
+        ROWS["oec"](), replace(GIVEN, explored=played, limit=limits[1], correct=lambda wanted: mended)
+    )
+    assert told.remedy.startswith("increase model.max_length, ")
 
 
 def test_oec_learns_from_the_corrections_of_earlier_iterations():

@@ -10,6 +10,8 @@ from perturn.data.origins import branches_of
 from perturn.errors import DataError
 from perturn.rows.branch_pairs import pair_within_branches
 from perturn.rows.correction_pairs import CORRECTED, Corrections, pair_with_corrected, to_correct
+from perturn.rows.expert_pairs import ExpertPairs
+from perturn.rows.group_pairs import GroupPairs
 from perturn.rows.pairing import IN_GROUP, OUTCOMES, pair_with_expert, pair_within_groups
 from perturn.types import Action, PreferencePair, Remaining, Status, Task, Trajectory, Turn
 
@@ -373,6 +375,21 @@ def test_a_correction_that_does_the_same_is_no_pair():
 
     assert nonzero(pair_with_corrected([STRAYED], [same], one_turn=True)[1]) == {"identical": 1}
     assert nonzero(pair_with_corrected([STRAYED], [same])[1]) == {"kept": 1}
+
+
+def test_pairs_of_episodes_that_do_not_differ_within_the_limit_are_counted():
+    """Two pairs, of which the second has equal tokens within the limit."""
+    limit = Limit(equal=lambda pairs: [False, True])
+    experts, played = (
+        [trajectory(reward, *text, task=task, sample=at) for task in "xy"]
+        for at, (reward, text) in enumerate(((1.0, ("a",)), (0.0, ("b", "b"))))
+    )
+    of_expert = ExpertPairs(max_extra_turns=0)(RowInputs(played, experts, limit=limit))
+    of_group = GroupPairs()(RowInputs([*played, *experts], limit=limit))
+
+    assert [pair.chosen.task.id for pair in (*of_expert.rows, *of_group.rows)] == ["x", "x"]
+    assert nonzero(of_expert.counts) == {"kept": 1, "too_long": 1, "cut": 1}
+    assert nonzero(of_group.counts) == {"kept": 2, "too_long": 2}
 
 
 def test_pairs_of_one_turn_are_not_counted_as_cut():

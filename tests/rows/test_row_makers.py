@@ -1,12 +1,13 @@
 """Row makers as the table has them: pure, checked by their settings, and added by other packages."""
 
 import re
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+import perturn
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits, rows_made
@@ -283,3 +284,26 @@ def test_the_row_maker_of_the_docs_counts_every_explored_episode():
     counts = names["ShortOverLong"]()(RowInputs(played)).counts
 
     assert sum(ledger_of(counts, len(played))["bins"].values()) == len(played)
+
+
+def test_rows_of_episodes_are_logged_with_their_counts(caplog):
+    """Two pairs of episodes: one differs in reward. A warning says if there are no rows."""
+    caplog.set_level("INFO", logger="perturn")
+    turn = Turn(({"role": "user", "content": "go"},), Action("a"))
+    played = [
+        Trajectory(Task(task), (turn, replace(turn, action=Action(str(at)))), total_reward=reward, sample=at)
+        for task, rewards in (("x", (1.0, 0.0)), ("y", (0.0, 0.0)))
+        for at, reward in enumerate(rewards)
+    ]
+    perturn.make_rows(played, "group-pairs")
+    perturn.make_rows(played, "groups", credit="rloo")
+    perturn.make_rows(played[2:], "group-pairs")
+    perturn.make_rows([], "group-pairs")
+
+    bins = "(asked 4, trained 2, no spread 2, groups 2, equal outcomes 1, zero credit 1)"
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("INFO", "GroupPairs: 1 rows from 4 episodes (tie 2, kept 2)"),
+        ("INFO", f"GroupRows: 2 rows from 4 episodes {bins}"),
+        ("WARNING", "GroupPairs: 0 rows from 2 episodes (tie 2); no pair is left (rows.threshold=0.4)"),
+        ("WARNING", "GroupPairs: 0 rows from 0 episodes; no pair is left (rows.threshold=0.4)"),
+    ]

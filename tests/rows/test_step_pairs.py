@@ -178,13 +178,14 @@ def test_branches_of_another_origin_are_refused():
         pair_with_expert_steps([EXPERT], [], [branch(0.0, 1, "look", origin=3)])
 
 
-def test_steps_that_do_not_differ_within_the_limit_are_left_out():
-    """The pair of the step from turn 2; the pairs of whole episodes stay. A removed pair does not count as cut."""
+def test_pairs_that_do_not_differ_within_the_limit_are_left_out():
+    """The pair of the step from turn 2, and the pair of whole episodes. A removed pair does not count as cut."""
     limit = Limit(equal=lambda pairs: [True] * len(pairs))
     inputs = RowInputs(EXPLORED, [EXPERT], branches=BRANCHES, limit=limit)
     found = StepPairs(threshold=0.5)(inputs)
 
-    assert [pair.rejected for pair in found.rows] == EXPLORED[:1]
+    assert found.rows == []
+    assert (found.counts["kept"], found.counts["too_long"]) == (0, 1)
     assert (found.counts["steps_kept"], found.counts["steps_too_long"]) == (0, 1)
     long = RowInputs(EXPLORED, [EXPERT], branches=[branch(0.0, 3, *["look"] * 9)], limit=limit)
     counts = StepPairs(threshold=0.5, max_extra_turns=2)(long).counts

@@ -261,7 +261,13 @@ def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place
     assert limit.too_long(episodes) == {("long", 0)}
     assert [limit.whole(one) for one in episodes[:3]] == [True, False, False]
     assert len(loaded) == 1
+    no_tokens = Trajectory(
+        Task("broken"), (replace(short, action=Action("a", tool_calls=({"function": 3},))),)
+    )
+    assert limit.too_long([no_tokens]) == set()  # training says why it has no tokens
     assert LengthLimit(recipe_of(place)).too_long(episodes) == set()
+    served = recipe_of(place, "engine.name=api", "model.name=on-a-server", "model.max_length=1")
+    assert LengthLimit(served).too_long(episodes) == set()
 
 
 def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypatch):
@@ -351,7 +357,7 @@ def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place
 
     assert LengthLimit(recipe_of(place, "model.max_length=100")).equal(pairs) == [True, False, True]
     assert LengthLimit(recipe_of(place)).equal(pairs) == [False] * 3
-    assert LengthLimit(recipe_of(place, "model.max_length=1")).equal(pairs) == [False] * 3
+    assert LengthLimit(recipe_of(place, "model.max_length=1")).equal(pairs) == [True] * 3
 
 
 def test_pairs_that_part_too_late_are_counted_and_not_trained():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.config.row_maker_settings import RowInputs
+from perturn.config.row_maker_settings import Limit, RowInputs
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.tree import grow
 from perturn.errors import ConfigError
@@ -97,6 +97,15 @@ def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back():
 
     assert [(one.chosen.total_reward, one.rejected.total_reward) for one in found.rows] == [(1.0, 0.5)]
     assert found.counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
+
+
+def test_nodes_of_a_tree_that_does_not_fit_are_counted():
+    """The only pair, whose sides are too long."""
+    limit = Limit(too_long=lambda them: {one.key for one in them}, equal=lambda pairs: [True] * len(pairs))
+    branches = [explored("c", 1, origin=0, total_reward=0.0)]
+    found = TreePairs()(RowInputs(begun=[explored("a", total_reward=1.0)], branches=branches, limit=limit))
+
+    assert found.counts == {"tie": 0, "gap": 0, "kept": 0, "too_long": 1, "nodes": 1}
 
 
 def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():

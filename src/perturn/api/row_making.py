@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from perturn.config.row_maker_settings import (
 )
 from perturn.config.sections import Section
 from perturn.credit import Credit
-from perturn.data.group_account import ledger
+from perturn.data.group_account import counts_of, ledger
 from perturn.errors import check_belongs, check_fit, check_provided, required
 from perturn.formats.read_rows import rows_of
 from perturn.group import groups_of
@@ -59,14 +59,14 @@ def make_rows(
         weighing: Further arguments of `weigh`, for rows of groups.
 
     Returns:
-        Pairs, or trajectories with weights. If there are none, a logged warning says why.
+        Pairs, or trajectories with weights. A logged line says what became of the episodes; it is a warning if there
+        are none.
 
     Raises:
         ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
     maker = _maker(rows)
-    traits, name = maker.traits, type(maker).__name__
-    grouped = traits.makes == "groups"
+    traits, grouped = maker.traits, maker.traits.makes == "groups"
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
     experts = [one for one in trajectories_in(experts, "experts") if succeeded(one)]
     if branches is None:
@@ -88,12 +88,18 @@ def make_rows(
             seed=seed,
         ),
     )
-    bins = {"trained", "no_spread"} if keep_no_spread else {"trained"}
-    found = list(made.rows) if not grouped else _trained(made, traits, bins, credit, weighing)
-    if not found:
-        why = made.lacks or dict(made.counts)
-        _logger.warning("%s: of %d episodes, none became a row: %s", name, len(episodes), why)
+    found, counts = list(made.rows), made.counts
+    if grouped:
+        found, counts = _trained(made, traits, keep_no_spread, credit, weighing)
+    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes)} episodes"
+    _logger.log(logging.INFO if found else logging.WARNING, "%s", said + _account(counts, made.lacks))
     return found
+
+
+def _account(counts: Mapping[str, int], lacks: str) -> str:
+    """Return what became of the episodes, and why there are no rows to train on, as the end of a sentence."""
+    parts = ", ".join(f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
+    return (f" ({parts})" if parts else "") + (f"; {lacks}" if lacks else "")
 
 
 def _maker(rows: Any) -> Any:
@@ -158,14 +164,14 @@ def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -
 
 
 def _trained(
-    made: Made, traits: RowTraits, bins: Collection[str], credit: Any, weighing: dict[str, Any]
-) -> list[WeightedTrajectory]:
-    """Weigh the groups, and return the trajectories that are trained, chosen as in a run.
+    made: Made, traits: RowTraits, keep_no_spread: bool, credit: Any, weighing: dict[str, Any]
+) -> tuple[list[WeightedTrajectory], dict[str, int]]:
+    """Weigh the groups, and return the trajectories that are trained, chosen as in a run, and the counts of bins.
 
     Args:
         made: Groups that the row maker returned.
         traits: Traits of the row maker.
-        bins: Bins of the episodes to return.
+        keep_no_spread: See `make_rows`.
         credit: Credit, its name, or a section `credit`.
         weighing: Further arguments of `weigh`.
     """
@@ -180,9 +186,11 @@ def _trained(
         filtered=made.filtered,
         failures=traits.failed,
     )
+    bins = {"trained", "no_spread"} if keep_no_spread else {"trained"}
     flat = (row for each in rows for row in each)
-    return [
+    kept = [
         replace(row, has_spread=False) if noted.bin == "no_spread" else row
         for row, noted in zip(flat, credited, strict=True)
         if noted.bin in bins and row.trajectory.turns
     ]
+    return kept, counts_of(groups, credited, traits.failed)

@@ -190,12 +190,14 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     )
     if part["failed"]:
         say(f"  rows left out because their episodes FAILED: {part['failed']}")
+    for name, count in part["left_out"].items():
+        say(f"  rows left out by the run, in the bin {name}: {count}")
     lines = f", such as {', '.join(f'{a} and {b}' for a, b in same['examples'])}" if same["examples"] else ""
     say(
         f"  duplicate rows: {same['rows']}{lines}; chosen sides in several pairs: {same['chosen_used_again']}"
     )
     if part["silent_turns"]:
-        say(f"  turns without loss, because they are empty or marked so: {part['silent_turns']}")
+        say(f"  turns without loss, because they are empty, cut or marked so: {part['silent_turns']}")
     for line in traffic_lines(part["traffic"]):
         say(f"  {line}")
     for note in part["notes"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import numpy as np
 
 from perturn.audit.agent_traffic import Traffic
 from perturn.audit.audit_text import refused
-from perturn.audit.training_view import View, recipe_of, sides_of, totals, view_of
+from perturn.audit.training_view import View, credit_file, recipe_of, totals, view_of
 from perturn.chat.model_names import load_config
 from perturn.chat.tokens import NO_TURN, Encoded, silent_turns
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import RowInputs, RowMaker, RowTraits
 from perturn.config.stages import makes
+from perturn.data.group_account import read_credits
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
@@ -25,10 +26,20 @@ from perturn.episodes.calls.call import Tools
 from perturn.episodes.tool_calls import understand
 from perturn.errors import DataError, ModelError
 from perturn.formats.json_stream import Record
-from perturn.formats.read_rows import Row, Tally, notes_on, open_rows, own_row, read_branches, read_each
+from perturn.formats.read_rows import (
+    Row,
+    Tally,
+    notes_on,
+    open_rows,
+    own_row,
+    read_branches,
+    read_each,
+    sides_of,
+)
 from perturn.formats.row_sources import Source
 from perturn.formats.trl_rows import describe_unread
-from perturn.policy.examples import Example, count_unknown, encode_example, unread_by_template
+from perturn.policy.examples import Example, count_unknown, encode_example, notes_on_examples
+from perturn.rotary import trainable_length
 from perturn.table import locate
 from perturn.types import Action, Trajectory, failed, succeeded
 
@@ -59,7 +70,7 @@ def audit(
         PerturnError: If the data cannot be read, or the model or the loss does not exist.
     """
     loss = locate("perturn.training.credit_choice:make_loss")({"name": loss_name}) if loss_name else None
-    context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    context = trainable_length(load_config(model))
     run, recipe = RunPaths(data), recipe_of(data)
     parts = _files_of(run, recipe) if recipe else {"rows": data}
     max_length = max_length or (recipe.model.max_length if recipe else None)
@@ -73,7 +84,7 @@ def audit(
         "data": str(data),
         "model": model,
         "max_length": max_length,
-        "context": context or None,
+        "context": context,
         "parts": {},
         "usable": 0,
         "refused": [],
@@ -86,8 +97,9 @@ def audit(
         return found
     if view.branches:
         parts["branches"] = view.branches
+    bins = _bins_of(data, view)
     for name, file in parts.items():
-        part = _audited(name, file, view, view.max_length or context or None, loss)
+        part = _audited(name, file, view, view.max_length or context, loss, bins)
         found["parts"][name] = part.summary()
         found["refused"] += part.refused
         template["control_tokens"] += part.control_tokens[:_EXAMPLES]
@@ -97,9 +109,22 @@ def audit(
     return found | (_run_facts(run, recipe.rows) if recipe else {})
 
 
-def _audited(name: str, file: Path, view: View, limit: int | None, loss: Any) -> _Part:
+def _bins_of(data: Path, view: View) -> dict[tuple[str, int], str]:
+    """Return the bin of each episode of a run's groups; `trained` too if it counts only in a KL term of the loss."""
+    file = credit_file(data, view)
+    if file is None or not file.is_file():
+        return {}
+    loss = locate("perturn.training.credit_choice:make_loss")(view.loss)
+    kept = {"no_spread"} if loss.traits.needs_reference else set()
+    return {row.key: "trained" if row.bin in kept and row.weight else row.bin for row in read_credits(file)}
+
+
+def _audited(
+    name: str, file: Path, view: View, limit: int | None, loss: Any, bins: Mapping[tuple[str, int], str]
+) -> _Part:
     """Return the audit of a file; the arguments are fields of `_Part`. Expert episodes may suit no other loss."""
-    part = _Part(name, view, limit, open_rows(file), None if name == "expert" else loss)
+    of_expert = name == "expert"
+    part = _Part(name, view, limit, open_rows(file), None if of_expert else loss, {} if of_expert else bins)
     for record, row in (read_branches if name == "branches" else read_each)(part.source, part.tally):
         part.add(record, row)
     return part
@@ -128,6 +153,8 @@ class _Part:
     source: Source
     loss: Any
     """Loss that must be able to read the rows; None: any."""
+    bins: Mapping[tuple[str, int], str]
+    """Bin of each episode of a run's groups; empty for other data, or before the run has weighed them."""
     examples: list[Example] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -135,6 +162,8 @@ class _Part:
     not_as_sampled: int = 0
     failed: int = 0
     """Number of rows that training leaves out because of a FAILED episode."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of other rows that the run leaves out, by their bin."""
     silent_turns: int = 0
     tally: Tally = field(default_factory=Tally)
     traffic: Traffic = field(default_factory=Traffic)
@@ -145,15 +174,19 @@ class _Part:
         try:
             if isinstance(row, DataError):
                 raise row
+            sides = sides_of(row)
+            if any(map(failed, sides)):
+                self.failed += 1
+                return
+            where = self.bins.get(row.key, "trained") if isinstance(row, Trajectory) else "trained"
+            if where != "trained":
+                self.left_out[where] += 1
+                return
             if self.loss is not None:
                 given = own_row(record.value) or record.value
                 locate("perturn.training.sampled_rows:as_row")(
                     given, number, self.loss, filled=self.source.filled
                 )
-            sides = sides_of(row)
-            if any(map(failed, sides)):
-                self.failed += 1
-                return
             self._check_text(number, sides)
             view = self.view
             how = (view.renderer, self.limit, view.shared_prefix)
@@ -208,8 +241,9 @@ class _Part:
             if any(side.dropped_turns for side in example.sides)
         ]
         return {
-            "rows": len(self.examples) + len(self.refused) + self.failed,
+            "rows": len(self.examples) + len(self.refused) + self.failed + self.left_out.total(),
             "failed": self.failed,
+            "left_out": dict(self.left_out),
             "usable": len(self.examples),
             **totals(self.examples),
             "unknown_tokens": count_unknown(self.examples, self.view.tokenizer),
@@ -225,7 +259,7 @@ class _Part:
             "unit": self.source.unit,
             "shapes": dict(self.tally.shapes),
             "unread": describe_unread(self.tally.unread),
-            "notes": [*notes_on(self.tally), *unread_by_template(self.examples, self.view.tokenizer)],
+            "notes": [*notes_on(self.tally), *notes_on_examples(self.examples, self.view.tokenizer)],
             "cut": {
                 "trajectories": sum(side.dropped_turns > 0 for side in sides),
                 "turns": sum(side.dropped_turns for side in sides),

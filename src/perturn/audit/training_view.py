@@ -17,7 +17,6 @@ from perturn.errors import check_known, required
 from perturn.formats.row_sources import open_source
 from perturn.policy.examples import Example
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,15 @@ def view_of(
         branches=_branches(RunPaths(data), section, credit) if of_groups else None,
         own_turns=of_groups and _trains_own_turns(section, credit),
     )
+
+
+def credit_file(data: Path, view: View) -> Path | None:
+    """Return the path of the turn weights of a run's groups, which may not exist yet; None for other data."""
+    recipe, paths = recipe_of(data), RunPaths(data)
+    if recipe is None or not makes(recipe, "groups"):
+        return None
+    name, _ = locate("perturn.training.credit_choice:named_credit")(view.loss, view.credit)
+    return paths.credit(name, paths.mark)
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
@@ -154,13 +162,6 @@ def model_of(data: Path, model: str | None) -> str:
 
 def _is_there(policy: Path) -> bool:
     return (policy / "config.json").is_file()
-
-
-def sides_of(row: Trajectory | PreferencePair | WeightedTrajectory) -> tuple[Trajectory, ...]:
-    """Return the episodes of a row."""
-    if isinstance(row, PreferencePair):
-        return row.chosen, row.rejected
-    return (row.trajectory if isinstance(row, WeightedTrajectory) else row,)
 
 
 def totals(examples: Sequence[Example]) -> dict[str, int]:

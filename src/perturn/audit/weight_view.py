@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, zip_longest
@@ -14,14 +15,14 @@ from rich.text import Text
 
 from perturn.audit.audit_text import named, say_shapes
 from perturn.audit.audit_text import refused as refused_text
-from perturn.audit.training_view import View, recipe_of, sides_of, totals, view_of
+from perturn.audit.training_view import View, credit_file, recipe_of, totals, view_of
 from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.stages import makes
 from perturn.data.group_account import CreditRow, read_credits
 from perturn.data.run_paths import RunPaths
 from perturn.errors import DataError, ModelError, PerturnError, check_fit, required
 from perturn.formats.json_stream import Record
-from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each
+from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each, sides_of
 from perturn.formats.row_sources import Source
 from perturn.policy.examples import Example, encode_example
 from perturn.table import locate
@@ -62,8 +63,8 @@ def inspect_json(
     weigh = _weigher(model, view, known=bool(_given(data, view))) if loss_name else None
     source = open_rows(_file(data))
     refused: list[dict[str, Any]] = []
-    is_empty = limit != 0
-    for record, found in islice(_encoded(source, data, view), limit):
+    is_empty, left_out = limit != 0, Counter[str]()
+    for record, found in islice(_encoded(source, data, view, left_out=left_out), limit):
         is_empty = False
         if isinstance(found, PerturnError):
             refused.append(refused_text(record, str(found)))
@@ -73,24 +74,30 @@ def inspect_json(
         sides = zip(found.sides, weights, _clips(found), strict=True)
         tokens = [_tokens(*each, view.tokenizer) for each in sides]
         yield json.dumps(dict(zip_longest(("chosen", "rejected"), tokens, fillvalue=[])))
-    _refuse(source, refused, empty=is_empty)
+    _refuse(source, refused, empty=is_empty and not left_out)
 
 
 def _encoded(
-    source: Source, data: Path, view: View, tally: Tally | None = None
+    source: Source,
+    data: Path,
+    view: View,
+    tally: Tally | None = None,
+    left_out: Counter[str] | None = None,
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
     """Yield each record with its encoded row and weights, or with the error that would make training reject the row.
 
-    Rows with a FAILED episode are left out, as in training.
+    Rows with a FAILED episode are left out, as in training, and rows that a run does not train on and that have no
+    tokens. They are counted in `left_out`, by the bin of the run's ledger.
     """
-    given = _given(data, view)
+    given, left_out = _given(data, view), Counter() if left_out is None else left_out
     for record, row in _numbered(source, view, tally):
         if not isinstance(row, DataError) and any(map(failed, sides_of(row))):
+            left_out["failed"] += 1
             continue
+        own: CreditRow | WeightedTrajectory | None = None
         try:
             if isinstance(row, DataError):
                 raise row
-            own: CreditRow | WeightedTrajectory | None = None
             if isinstance(row, WeightedTrajectory):
                 own = row
             elif isinstance(row, Trajectory):
@@ -105,7 +112,10 @@ def _encoded(
                 else example,
             )
         except (DataError, ModelError) as error:
-            yield record, error
+            if isinstance(own, CreditRow) and own.bin != "trained":
+                left_out[own.bin] += 1
+            else:
+                yield record, error
 
 
 def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple[Record, Row | DataError]]:
@@ -135,11 +145,9 @@ def _file(data: Path) -> Path:
 
 def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
     """Return the recorded weights of a run's groups, by task and sample; empty for pairs and for other data."""
-    recipe, paths = recipe_of(data), RunPaths(data)
-    if recipe is None or not makes(recipe, "groups"):
+    file = credit_file(data, view)
+    if file is None:
         return {}
-    name, _ = locate("perturn.training.credit_choice:named_credit")(view.loss, view.credit)
-    file = paths.credit(name, paths.mark)
     there, reader = (file if file.is_file() else None), "the weights of turns are read from it"
     found = required(there, str(file), reader, f"run `perturn credit {data}`")
     return {row.key: row for row in read_credits(found)}
@@ -218,8 +226,8 @@ def inspect(
     _check_limit(limit)
     view = view_of(data, model_name, loss_name, max_length, chat_template)
     weigh = _weigher(model_name, view, known=bool(_given(data, view)))
-    source, tally = open_rows(_file(data)), Tally()
-    rows = list(_encoded(source, data, view, tally))
+    source, tally, left_out = open_rows(_file(data)), Tally(), Counter[str]()
+    rows = list(_encoded(source, data, view, tally, left_out))
     examples = {record.label: row for record, row in rows if isinstance(row, Example)}
     refused = [refused_text(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
     if examples:
@@ -232,7 +240,9 @@ def inspect(
                 console.print(_coloured(side, weights, factors, view.tokenizer))
         _legend(console)
         _totals(console, list(examples.values()))
-    _refuse(source, refused, empty=not rows)
+    if left_out:
+        console.print(f"rows left out: {', '.join(f'{name} {count}' for name, count in left_out.items())}")
+    _refuse(source, refused, empty=not rows and not left_out)
 
 
 def _coloured(

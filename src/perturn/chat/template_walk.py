@@ -104,7 +104,10 @@ class Walk:
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:
-        """Return the tokens of an action: its sampled tokens, or the tokens of its text."""
+        """Return the tokens of an action: its sampled tokens, or the tokens of its text.
+
+        If the action was cut at a token limit, the end of the turn belongs to the next observation.
+        """
         message = action.message()
         said = [*self._new, message]
         template, opened = self._template, self._opened
@@ -118,9 +121,9 @@ class Walk:
             )
         written = self.written = text + end
         self._check_tool_calls([*self._context, *said], written)
-        cut = action.token_ids is not None and not action.ended
+        cut = not action.ended and bool(action.token_ids or text)
         own = text if cut else written
-        ids = action.token_ids or template.tokenize_after(self._before + self._heard, written)
+        ids = action.token_ids or template.tokenize_after(self._before + self._heard, own)
         self._owed = written[len(own) :]
         self._before = template.end_of(opened + own, action)
         self._added.append(written)

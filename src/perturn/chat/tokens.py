@@ -124,6 +124,7 @@ class Renderer:
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._cached = 0  # tokens
+        self._ids: dict[int, int] = {}  # one object per id, so that rows share it, and need less memory
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -167,8 +168,8 @@ class Renderer:
         silent = set() if every_turn else silent_turns(trajectory)
         if len(silent) == len(trajectory.turns):
             raise DataError(
-                f"trajectory of task {trajectory.task.id!r} has no turn that carries loss: each is empty, or marked as "
-                "not to be trained; remove the row."
+                f"trajectory of task {trajectory.task.id!r} has no turn that carries loss: each is empty, cut, or "
+                "marked as not to be trained; remove the row."
             )
         try:
             kept = self._sequences(trajectory, max_length, self._whole)
@@ -187,7 +188,7 @@ class Renderer:
         played = [trajectory.turns[piece.turn] for piece in pieces if piece.turn != NO_TURN]
         lengths = [sum(len(piece.ids) for piece in sequence) for sequence in kept]
         return Encoded(
-            ids=tuple(token for piece in pieces for token in piece.ids),
+            ids=tuple(self._ids.setdefault(token, token) for piece in pieces for token in piece.ids),
             turn=tuple(
                 NO_TURN if piece.turn in silent else piece.turn for piece in pieces for _ in piece.ids
             ),

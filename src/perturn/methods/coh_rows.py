@@ -48,7 +48,7 @@ class CohRows(SuffixRows):
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the successes, followed by the failures."""
-        divided = divide(inputs, starts_over=True)
+        divided = divide(inputs, starts_over=True, suffixes=(self.success, self.failure))
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")
         good = {one.task.id: one for one in reversed((*divided.experts, *divided.successes))}

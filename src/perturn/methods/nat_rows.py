@@ -40,7 +40,7 @@ class NatRows(SuffixRows):
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the successes, followed by the failures."""
-        divided = divide(inputs, starts_over=True)
+        divided = divide(inputs, starts_over=True, suffixes=(self.success, self.failure))
         if not divided.failures:
             return Made([], divided.counts, "none is a failure")
         bad = [weighted(suffixed(one, self.failure)) for one in divided.failures]

@@ -71,11 +71,11 @@ class OecRows:
         # The loss is on the end of an episode, so an episode whose end would be cut is left out.
         fitting = [one for one in mended if inputs.limit.whole(one)]
         divided.counts["corrections"] = len(fitting)
-        divided.counts["too_long"] = len(mended) - len(fitting)
+        divided.counts["corrections_too_long"] = len(mended) - len(fitting)
+        divided.counts["not_corrected"] = len(wanted) - len(mended)
         earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # policy's turn first
         if mended and not earlier and not fitting:
-            lacks = "no corrected episode fits the length limit"
-            return Made([], divided.counts, lacks, remedy="increase model.max_length")
+            return Made([], divided.counts, "no corrected episode fits the length limit")
         if not earlier and not fitting:
             lacks = "no failure could be corrected" if divided.failures else "none is a failure"
             return Made([], divided.counts, lacks)

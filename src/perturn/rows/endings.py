@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perturn.config.row_maker_settings import RowInputs
@@ -23,26 +23,28 @@ class Divided:
     sft_episodes: Sequence[Trajectory]
     """Successes of an expert on which SFT trains."""
     experts: Sequence[Trajectory]
-    """Successes of an expert on explored tasks; SFT may train on some of them too."""
+    """Successes of an expert on explored tasks that fit the length limit; SFT may train on some of them too."""
     successes: Sequence[Trajectory]
     """Successes of the policy."""
     failures: Sequence[Trajectory]
     """Unsuccessful episodes of the policy, without episodes that FAILED."""
     counts: Counter[str]
     """Number of trajectories in `sft_episodes` (key `taught`) and in `experts` (key `expert`), and number of explored
-    trajectories for each outcome of `FATES`."""
+    trajectories for each outcome of `FATES`. `expert_too_long`: the expert's trajectories that do not fit."""
 
 
-def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
+def divide(inputs: RowInputs, *, starts_over: bool, suffixes: tuple[str, str] = ("", "")) -> Divided:
     """Divide explored trajectories into successes and failures.
 
-    Trajectories without turns are left out. Repeated trajectories are left out too: they have the task and the actions
-    of an earlier trajectory, or of an expert's trajectory in the rows.
+    Trajectories without turns are left out, and trajectories whose first turn does not fit the length limit. Repeated
+    trajectories are left out too: they have the task and the actions of an earlier trajectory, or of an expert's
+    trajectory in the rows.
 
     Args:
         inputs: Inputs of the row maker. The expert's episodes on unexplored tasks are not in `Divided.experts`.
         starts_over: Expert's episodes that the rows contain. True: the episodes on which SFT trains. False: the
             episodes on explored tasks.
+        suffixes: Texts that rows of successes and of failures have after the task, for the length limit.
     """
     trained, experts = (
         [one for one in those if one.turns] for those in (inputs.sft_episodes, inputs.experts)
@@ -51,21 +53,37 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
     for one in trained if starts_over else experts:
         known.setdefault(one.task.id, []).append(actions_of(one))
     found: dict[str, list[Trajectory]] = {fate: [] for fate in FATES}
+    played = [one for one in inputs.explored if not failed(one)]
+    too_long = _too_long(played, inputs, suffixes)
     for one in inputs.explored:
-        found[_fate(one, known.setdefault(one.task.id, []))].append(one)
+        found[_fate(one, too_long, known.setdefault(one.task.id, []))].append(one)
     tasks = {one.task.id for one in inputs.explored}
     shown = [one for one in experts if one.task.id in tasks]
+    unfitting = _too_long(shown, inputs, suffixes)
+    fitting = [one for one in shown if one.key not in unfitting]
     fates = {fate: len(those) for fate, those in found.items()}
-    counts = Counter({"taught": len(trained), "expert": len(shown), **fates})
-    return Divided(trained, shown, found["success"], found["failure"], counts)
+    experts_too = {"expert": len(fitting), "expert_too_long": len(shown) - len(fitting)}
+    counts = Counter({"taught": len(trained), **experts_too, **fates})
+    return Divided(trained, fitting, found["success"], found["failure"], counts)
 
 
-def _fate(trajectory: Trajectory, known: list[object]) -> str:
+def _too_long(
+    episodes: Sequence[Trajectory], inputs: RowInputs, suffixes: tuple[str, str]
+) -> set[tuple[str, int]]:
+    """Return the keys of the episodes whose first turn, with its suffix, does not fit the length limit."""
+    if any(suffixes):
+        episodes = [suffixed(one, suffixes[not succeeded(one)]) for one in episodes if one.turns]
+    return inputs.limit.too_long(episodes)
+
+
+def _fate(trajectory: Trajectory, too_long: Collection[tuple[str, int]], known: list[object]) -> str:
     """Return the outcome of a trajectory, one of `FATES`, and add its actions to the known actions of its task."""
     if failed(trajectory):
         return "failed"
     if not trajectory.turns:
         return "no_turns"
+    if trajectory.key in too_long:
+        return "too_long"
     actions = actions_of(trajectory)
     if actions in known:
         return "repeated"

@@ -10,7 +10,7 @@ from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.config.signal_filter import Signals
 from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Need
-from perturn.rows.pairing import made, pair_with_expert
+from perturn.rows.pairing import made, pair_with_expert, parting
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ class ExpertPairs:
         extra = self.max_extra_turns
         pairs, counts = pair_with_expert(inputs.experts, chosen, self.threshold, max_extra_turns=extra)
         counts.update(filtered)
-        return made((pairs, counts), f"rows.threshold={self.threshold:g}")
+        return made(parting((pairs, counts), inputs), f"rows.threshold={self.threshold:g}")

@@ -11,7 +11,7 @@ from perturn.config.sections import COUNT
 from perturn.config.signal_filter import Signals
 from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.needs import Need
-from perturn.rows.pairing import made, pair_within_groups, starting
+from perturn.rows.pairing import made, pair_within_groups, parting, starting
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ class GroupPairs:
         pairs, counts = pair_within_groups(fitting, self.threshold, per_group=self.per_group)
         counts["too_long"] = len(chosen) - len(fitting)
         counts.update(filtered)
-        return made((pairs, counts), f"rows.threshold={self.threshold:g}")
+        return made(parting((pairs, counts), inputs, each=2), f"rows.threshold={self.threshold:g}")

@@ -41,25 +41,26 @@ def starting(episodes: Sequence[Trajectory], inputs: RowInputs) -> list[Trajecto
     return [one for one in episodes if one.key not in cut]
 
 
-def parting(found: Paired, inputs: RowInputs, each: int = 1) -> Paired:
+def parting(found: Paired, inputs: RowInputs, each: int = 1, prefix: str = "") -> Paired:
     """Remove pairs whose two sides do not differ within the length limit of training; see `Limit.equal`.
 
     The removed pairs are counted as `too_long`.
 
     Args:
-        found: Pairs whose sides share their first turns, and counts.
+        found: Pairs, and counts.
         inputs: Inputs of the row maker.
         each: Number that one pair adds to the count `kept`.
+        prefix: Prefix of the names of the counts. `steps_`: the rejected sides are branches.
     """
     pairs, counts = found
     alike = inputs.limit.equal(pairs)
     lost = [pair.rejected for pair, is_alike in zip(pairs, alike, strict=True) if is_alike]
     if lost:
-        counts["kept"] -= each * len(lost)
-        counts["too_long"] += each * len(lost)
-    if counts["cut"]:  # only kept pairs count as cut
-        whole = {one.key: len(one.turns) for one in inputs.explored}
-        counts["cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
+        counts[f"{prefix}kept"] -= each * len(lost)
+        counts[f"{prefix}too_long"] += each * len(lost)
+    if counts[f"{prefix}cut"]:  # only kept pairs count as cut
+        whole = {one.key: len(one.turns) for one in (inputs.branches if prefix else inputs.explored)}
+        counts[f"{prefix}cut"] -= sum(len(one.turns) < whole[one.key] for one in lost)
     return [pair for pair, is_alike in zip(pairs, alike, strict=True) if not is_alike], counts
 
 

@@ -26,6 +26,7 @@ from perturn.extend import (
     failed,
     made,
     pair_with_expert,
+    parting,
     score,
 )
 
@@ -77,19 +78,11 @@ class StepPairs:
         pairs, counts = pair_with_expert_steps(
             experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
         )
-        # A pair whose sides are cut before they differ is left out.
+        episodes = [pair for pair in pairs if pair.rejected.origin is None]
         steps = [pair for pair in pairs if pair.rejected.origin is not None]
-        cut = inputs.limit.too_long([pair.rejected for pair in steps])
-        alike = zip(steps, inputs.limit.equal(steps), strict=True)
-        cut |= {pair.rejected.key for pair, is_alike in alike if is_alike}
-        counts["steps_too_long"] = len(cut)
-        counts["steps_kept"] -= len(cut)
-        whole = {one.key: len(one.turns) for one in inputs.branches}
-        counts["steps_cut"] -= sum(
-            len(pair.rejected.turns) < whole[pair.rejected.key] for pair in steps if pair.rejected.key in cut
-        )
-        left = [pair for pair in pairs if pair.rejected.key not in cut]
-        return made((left, counts), f"rows.threshold={self.threshold:g}")
+        episodes, counts = parting((episodes, counts), inputs)
+        steps, counts = parting((steps, counts), inputs, prefix="steps_")
+        return made(([*episodes, *steps], counts), f"rows.threshold={self.threshold:g}")
 
 
 def pair_with_expert_steps(
@@ -120,7 +113,7 @@ def pair_with_expert_steps(
     """
     best = best_by_task(experts)
     pairs, counts = pair_with_expert(best.values(), explored, threshold, max_extra_turns=max_extra_turns)
-    counts |= dict.fromkeys((*STEPS, "steps_cut"), 0)
+    counts |= dict.fromkeys((*STEPS, "steps_cut", "steps_too_long"), 0)
     walked = [best[task] for task in sorted(best)]
     for expert, by_turn in zip(walked, branches_of(walked, branches), strict=True):
         for turn, after in pairwise([*sorted(by_turn), len(expert.turns)]):

@@ -27,7 +27,6 @@ from perturn.extend import (
     is_tie,
     made,
     parting,
-    starting,
 )
 
 IN_TREE = ("tie", "gap", "kept")
@@ -56,10 +55,8 @@ class TreePairs:
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs, ordered by explored episode and by node; a node comes before the nodes below it."""
-        fitting = starting(inputs.begun, inputs)
-        kept = {one.key for one in fitting}
-        of_fitting = [one for one in inputs.branches if (one.task.id, one.origin) in kept and came_back(one)]
-        pairs, counts = pair_within_trees(fitting, of_fitting, self.threshold)
+        branches = [one for one in inputs.branches if came_back(one)]
+        pairs, counts = pair_within_trees(inputs.begun, branches, self.threshold)
         counts["too_long"], counts["nodes"] = 0, counts.total()
         return made(parting((pairs, counts), inputs), f"rows.threshold={self.threshold:g}")
 

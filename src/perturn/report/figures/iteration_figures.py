@@ -28,6 +28,7 @@ BINS = {
     "cut": OTHERS[2], "filtered": OTHERS[0], "gap": OTHERS[0], "failed": SIDES["rejected"], "identical": OTHERS[1],
     "stale": "#b58900", "alone": OTHERS[2], "over": "#5fa8d3", "no_turns": "#6b4f3a", "no_expert": OTHERS[2],
     "better_than_expert": "#5fa8d3", "success": SIDES["chosen"], "failure": OTHERS[2], "repeated": OTHERS[1],
+    "too_long": "#b58900", "not_corrected": OTHERS[2],
 }  # fmt: skip
 """Colour of each bin of the ledger."""
 _FADED = 0.18

@@ -18,9 +18,9 @@ from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.data.token_lag import lag_figures, stale_keys
 from perturn.display.progress_bars import mention
-from perturn.errors import DataError
+from perturn.errors import DataError, ModelError
 from perturn.group import counted, groups_of
-from perturn.policy.models import context_length, empty_model
+from perturn.policy.models import empty_model
 from perturn.quantities import carried_by, compute, figures_of, given
 from perturn.quantities.protocol import State
 from perturn.run.served_policy import engine_settings
@@ -28,9 +28,11 @@ from perturn.run.session import Session, make_renderer
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import credit_groups
 from perturn.run.stages.measure_distance import measured
+from perturn.run.stages.model_checks import own_limit
 from perturn.run.stages.quantity_source import (
     RunSource,
     failures_of,
+    free_engine_memory,
     members_of,
     read_state,
     states_of,
@@ -74,6 +76,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     most = session.recipe.staleness
     before = _states_before(run, carried_by(credit.needs), stage)
     episodes = measured(run.recipe, made.rows)
+    free_engine_memory(session, credit.needs)
     source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
     computed = compute(credit.needs, counted(episodes, traits.failed), source)
     rows = credit_groups(
@@ -178,8 +181,10 @@ class LengthLimit:
 
     @cached_property
     def most(self) -> int | None:
-        """Largest length of a sequence, in tokens; None without a limit."""
-        return self._recipe.model.max_length or context_length(empty_model(base_of(self._recipe)))
+        """Largest length of a sequence, in tokens; None without a limit, or without the policy's tokenizer."""
+        if not engine_settings(self._recipe).traits.serves_checkpoints:
+            return None
+        return self._recipe.model.max_length or own_limit(self._recipe, empty_model(base_of(self._recipe)))
 
     @cached_property
     def _renderer(self) -> Renderer:
@@ -188,29 +193,31 @@ class LengthLimit:
     def too_long(self, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
         """Return the keys of the episodes whose first own turn does not fit."""
         begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
-        return set() if self.most is None else {one.key for one in begun if not self.whole(one)}
+        return set() if self.most is None else {one.key for one in begun if not self._can_fit(one)}
+
+    def _can_fit(self, one: Trajectory) -> bool:
+        """Return whether a whole episode fits, or has no tokens: training rejects it with the error."""
+        try:
+            return self.whole(one)
+        except (DataError, ModelError):
+            return True
 
     def whole(self, one: Trajectory) -> bool:
         """Return whether a whole episode fits."""
-        return self.most is None or self._renderer.encode(one).longest <= self.most
+        return self.most is None or self._renderer.encode(one, every_turn=True).longest <= self.most
 
     def equal(self, pairs: Sequence[PreferencePair]) -> list[bool]:
-        """Return, for each pair, whether its sides do not differ within the limit, see `Limit.equal` [pairs].
+        """Return, for each pair, whether its sides do not differ within the limit, see `Limit.equal` [pairs]."""
+        return [self.most is not None and self._is_equal(pair) for pair in pairs]
 
-        False if the first turn of a side does not fit; training then rejects the pair with an error. Also False if the
-        policy's tokenizer is not available here.
-        """
-        if not engine_settings(self._recipe).traits.serves_checkpoints or self.most is None:
-            return [False] * len(pairs)
-        sides = [[self._fitting(side) for side in (pair.chosen, pair.rejected)] for pair in pairs]
-        return [one is not None and other is not None and _are_equal(one, other) for one, other in sides]
-
-    def _fitting(self, side: Trajectory) -> Encoded | None:
-        """Return the tokens of the turns that fit; None if not even the first turn fits."""
+    def _is_equal(self, pair: PreferencePair) -> bool:
+        sides = pair.chosen, pair.rejected
         try:
-            return self._renderer.encode(side, self.most)
-        except DataError:
-            return None
+            if not all(self.whole(replace(side, turns=side.turns[:1])) for side in sides):
+                return True
+            return _are_equal(*(self._renderer.encode(side, self.most, every_turn=True) for side in sides))
+        except DataError:  # training rejects the pair with this error
+            return False
 
 
 def _are_equal(one: Encoded, other: Encoded) -> bool:

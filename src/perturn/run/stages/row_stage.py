@@ -17,7 +17,7 @@ from perturn.errors import RunError, check_fit
 from perturn.formats.read_rows import rows_of
 from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
-from perturn.rows.pairing import pair_within_groups, starting
+from perturn.rows.pairing import pair_within_groups, parting, starting
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.served_policy import require_weights
 from perturn.run.session import Session
@@ -74,9 +74,11 @@ def prefer(session: Session, stage: Stage) -> None:
     assert settings is not None
     file, played = run.paths.preferences(stage.mark), _explored(run, stage)
     with run.stage(stage.name, file) as counts:
-        fitting = starting(played, RowInputs(limit=_limit(session.recipe)))
-        pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
-        reasons["too_long"] = len(played) - len(fitting)
+        inputs = RowInputs(limit=_limit(session.recipe))
+        fitting = starting(played, inputs)
+        found = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
+        pairs, reasons = parting(found, inputs, each=2)
+        reasons["too_long"] += len(played) - len(fitting)
         counts |= reasons
         mention("in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
         write_pairs(file, measured_pairs(session.recipe, pairs))
