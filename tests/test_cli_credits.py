@@ -48,7 +48,7 @@ def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, 
     assert turned[0] == 1
     assert "says that it is unbiased; measured: biased" in " ".join(turned[1].split())
     assert broken[0] == 2
-    assert "cannot be measured: AttributeError" in broken[2]
+    assert "credit Broken cannot weigh the 2 trajectories of task 'loop': AttributeError" in broken[2]
 
 
 @pytest.mark.parametrize(

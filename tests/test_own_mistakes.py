@@ -205,6 +205,21 @@ def test_a_credit_in_a_file_is_a_class_with_a_decorator(name, says):
         weigh([Trajectory(Task("a"), ())], name)
 
 
+def test_a_type_that_is_imported_for_checkers_alone_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hinted_credit_of_a_user.py").write_text(
+        "from __future__ import annotations\n\nfrom typing import TYPE_CHECKING\n\n"
+        "if TYPE_CHECKING:\n    from collections import OrderedDict\n\n\n"
+        "class Hinted:\n    def __init__(self, table: OrderedDict | None = None):\n        pass\n"
+    )
+
+    says = (
+        r"settings of .*Hinted cannot be read: NameError: .*'OrderedDict'.*; import the name outside of TYPE_"
+    )
+    with pytest.raises(ConfigError, match=says):
+        weigh([Trajectory(Task("a"), ())], "hinted_credit_of_a_user.py:Hinted")
+
+
 def test_a_class_is_no_credit():
     with pytest.raises(ConfigError, match=r"credit must be a name, a section, or an object such as Mine\(\)"):
         weigh([Trajectory(Task("a"), ())], CREDITS["rloo"])

@@ -13,6 +13,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from perturn.errors import within
+
 T = TypeVar("T")
 
 
@@ -164,7 +166,9 @@ def hints_of(kind: Any, *, marked: bool = True) -> Mapping[str, Any]:
 @lru_cache(maxsize=1000)
 def _hints_of(kind: Any, marked: bool) -> Mapping[str, Any]:
     source = kind if is_dataclass(kind) else kind.__init__
-    return MappingProxyType(typing.get_type_hints(source, include_extras=marked))
+    says = f"the types of the settings of {kind.__module__}.{kind.__qualname__} cannot be read: NameError: "
+    with within(says, NameError, after="; import the name outside of TYPE_CHECKING."):
+        return MappingProxyType(typing.get_type_hints(source, include_extras=marked))
 
 
 def bounds(hint: Any) -> Iterator[Bound]:

@@ -221,6 +221,7 @@ class WeightedTrajectory:
     reference, but not in the average of the clipped term. None: True."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", tuple(map(float, self.weight)))
         turns = len(self.trajectory.turns)
         if len(self.weight) != turns or not all(map(math.isfinite, self.weight)):
             raise DataError(

@@ -256,7 +256,10 @@ MISTAKES = [
     ("sft.weight_decay=-1", "sft.weight_decay must be >= 0, got -1.0."),
     ("sft.max_grad_norm=-1", "sft.max_grad_norm must be > 0, got -1.0."),
     ("sft.shared_prefix=maks", "sft: shared_prefix must be one of keep, mask, got 'maks'."),
-    ("model.max_length=2049", "model.max_length must be <= 2048, the model's own limit, got 2049."),
+    (
+        "model.max_length=2049",
+        "model.max_length must be <= 2048, the longest sequence that this model can be trained on, got 2049.",
+    ),
     ("sft.scheduler=polynomial; sft.learning_rate=1e-8", "sft: scheduler 'polynomial' cannot be made"),
 ]
 

@@ -1,5 +1,6 @@
 """Rules of a plain game: what its class declares, and what is refused."""
 
+import numpy as np
 import pytest
 
 from perturn.cli import main
@@ -86,6 +87,33 @@ def test_rules_cross_to_a_world_in_a_process(tmp_path):
         "system": ("Go far.", "docstring of Far"),
     }
     world.close()
+
+
+def test_a_subclass_has_the_docstring_and_the_numbers_of_its_base():
+    """A number of numpy counts too."""
+    base = type("Base", (Guess,), {"__doc__": "Guess.", "max_turns": np.int64(6)})
+
+    found = declared_rules(at_border(type("Harder", (base,), {})(), "Harder"))
+
+    assert {key: value for key, (value, _) in found.items()} == {"max_turns": 6, "system": "Guess."}
+
+
+def test_check_env_takes_settings_of_the_class(tmp_path, monkeypatch, capsys):
+    (tmp_path / "sized.py").write_text(
+        "class Sized:\n"
+        "    def __init__(self, size: int): self.size = size\n"
+        "    def tasks(self, split): return list(range(self.size))\n"
+        "    def reset(self, task): return f'Task {task}'\n"
+        "    def step(self, action): return 'on', 1, True\n"
+    )
+    monkeypatch.setattr(
+        "sys.argv", ["perturn", "check-env", f"{tmp_path}/sized.py:Sized", "environment.size=2"]
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import pytest
 
 from episodes.counting import PROTOCOL, Counter, Script, jobs, up
 from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.errors import EngineFailure, WorldLost
-from perturn.types import Action, Observation, Sampling, Status
+from perturn.traits import EnvironmentTraits
+from perturn.types import Action, Observation, Sampling, Status, Trajectory
 
 
 def start(names, size, engine, make, **settings):
@@ -123,6 +125,32 @@ def test_failures_end_their_own_episode_alone():
 
     assert [one.status for one in found] == [Status.FAILED] * 3 + [Status.COMPLETED]
     assert asked(engine) == [[("a", 0), ("b", 0), ("c", 0)], [("c", 1)], [("c", 2)]]
+
+
+class _Describes(Script):
+    """An engine with abilities."""
+
+    abilities = EngineAbilities(prompt_tokens={"a#0": 7})
+
+
+class _PlaysItself(Counter):
+    """An environment that notes the abilities it gets."""
+
+    traits = EnvironmentTraits(plays_itself=True)
+
+    def play(self, job, protocol, policy, abilities):
+        """End at once."""
+        self.worlds.append(abilities)
+        return Trajectory(job.task, (), "counter", sample=job.sample, status=Status.FAILED, error="none")
+        yield
+
+
+def test_an_environment_that_plays_itself_gets_the_abilities_of_the_engine():
+    """As in `play`, so that an agent program reads the same numbers of tokens."""
+    engine, found = _Describes(up), []
+    list(start("a", 1, engine, lambda: _PlaysItself(found)))
+
+    assert engine.abilities in found
 
 
 def test_worlds_are_closed_when_the_engine_raises():

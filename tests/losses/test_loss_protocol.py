@@ -58,6 +58,32 @@ class _MisspeltMethod(SFT):
         return {}
 
 
+class _NotCallable(_NoReward):
+    def rewards(self, side):
+        return side.policy
+
+
+class _OneSide(SFT):
+    def __call__(self, chosen):
+        return chosen.policy
+
+
+class _NoStep(SFT):
+    traits = LossTraits(step_statistic=True)
+
+    def step_statistic(self, chosen):
+        return chosen.weight
+
+
+class _Unsided(SFT):
+    def rewards(self):
+        return 0.0
+
+
+class _Mapping(SFT):
+    traits = {"needs_rejected": True}  # noqa: RUF012
+
+
 class _Unknown(SFT):
     traits = LossTraits(reads=frozenset({"entropi"}))
 
@@ -90,6 +116,26 @@ class _Unknown(SFT):
             "loss _MisspeltMethod has 'turn_diagnostic', which is never read. Did you mean `turn_diagnostics`? "
             "Begin the name of a helper with `_`.",
         ),
+        (_NotCallable, "loss _NotCallable must have '__call__', and has none; see perturn.losses.Loss."),
+        (
+            _OneSide,
+            "__call__ of loss _OneSide cannot be called: too many positional arguments. "
+            "Write def __call__(self, chosen, rejected).",
+        ),
+        (
+            _NoStep,
+            "__call__ of loss _NoStep cannot be called: got an unexpected keyword argument 'step'. "
+            "Write def __call__(self, chosen, rejected, step=None).",
+        ),
+        (
+            _Unsided,
+            "rewards of loss _Unsided cannot be called: too many positional arguments. "
+            "Write def rewards(self, side).",
+        ),
+        (
+            _Mapping,
+            "traits of loss _Mapping must be a perturn.losses.LossTraits, got {'needs_rejected': True}.",
+        ),
         (_Unknown, "there is no token input 'entropi'. Did you mean 'entropy'? Known: entropy."),
     ],
 )
@@ -105,7 +151,7 @@ class _Reserved(Margin):
     name: ClassVar[str] = "behavior"
 
 
-class _NotCallable:
+class _NoFunction:
     name = "other"
     traits = TokenInputTraits()
 
@@ -123,7 +169,7 @@ class _NearTrait(Margin):
     [
         ([_Reserved()], "has the name 'behavior', and that name is taken"),
         ([Margin(), Margin(scale=2.0)], "token input Margin has the name 'margin', and that name is taken"),
-        ([_NotCallable()], "must be callable on a Chunk, or name a frozen policy"),
+        ([_NoFunction()], "must be callable on a Chunk, or name a frozen policy"),
         ([_Nameless()], "token input _Nameless must have 'name', and has none"),
         ([_NearTrait()], "has 'policy', which is never read. Did you mean `TokenInputTraits(policy=...)`?"),
     ],

@@ -319,6 +319,19 @@ def test_weights_are_not_compared_with_themselves(explored):
     ]
 
 
+def test_stored_weights_do_not_stand_for_the_class_of_a_file(explored):
+    """Two files may have a class of one name, and a file may have changed since the weights were stored."""
+    name = f"{own_credits.__file__}:Own"
+    credit_run(explored, [f"credit.name={name}", "credit.value=5.0"])
+    (constant,) = credit_run(explored, ["credit.name=rloo"], against="Own", name="a")["iterations"]
+
+    (fresh,) = credit_run(explored, ["credit.name=rloo"], against=name, name="b")["iterations"]
+    credit_run(explored, [f"credit.name={name}"], name="defaults")
+    (defaults,) = credit_run(explored, ["credit.name=rloo"], against="defaults", name="c")["iterations"]
+
+    assert fresh["against"] == defaults["against"] != constant["against"]
+
+
 def test_what_cannot_be_compared_with_is_refused_before_work(explored):
     with pytest.raises(ConfigError, match=r"unknown credit\.name 'rlo'. Did you mean 'rloo'"):
         credit_run(explored, ["credit.name=gigpo"], against="rlo")

@@ -14,6 +14,7 @@ from perturn.config.recipe import read_recipe
 from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories, write_records
 from perturn.errors import ConfigError, DataError
+from perturn.run.execute import check
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 ASKED = ({"role": "user", "content": "find it"},)
@@ -58,6 +59,23 @@ def test_credits_and_the_report_read_the_episodes_of_a_file(recipe, tmp_path):
     assert len(rows) == 5
     assert len(read_run(run).explored) == 5
     assert json.loads((run / "summary.json").read_text())["policies"] == []
+
+
+def test_episodes_of_evaluated_tasks_are_warned_of(recipe, tmp_path, caplog):
+    """Scores of tasks in the user's own file are not of held-out tasks."""
+    scored = ["environment={name: alfworld-like}", "evaluate={tasks: {split: valid_seen, n: 4}}"]
+
+    def held_out():
+        return check(read_recipe(recipe, scored)).tasks["evaluate"]
+
+    task = held_out()[1].id
+    assert "also trained on" not in caplog.text
+
+    write_records(tmp_path / "theirs.jsonl", [episode(0, 1.0, task), episode(0, 1.0, "b")])
+    held_out()
+
+    says = "1 of the 4 tasks of evaluate.tasks are also trained on or explored, such as"
+    assert f"{says} {task!r:.80}" in caplog.text
 
 
 def test_episodes_stay_as_they_are(recipe, tmp_path):

@@ -214,6 +214,7 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
         recipe=recipe,
         run=SimpleNamespace(paths=paths),
         task_lists=SimpleNamespace(tasks={"explore": tasks}),
+        release=lambda: None,
         play=lambda file, own, *_: jobs.extend(own) or {"episodes": len(own)},
     )
 

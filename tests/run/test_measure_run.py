@@ -100,6 +100,17 @@ def test_continuations_of_episodes_that_were_made_again_are_not_taken(run, monke
     measure_run(run, WANTED)
 
 
+def test_a_damaged_policy_is_not_measured(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    file = RunPaths(run).checkpoint("sft") / "config.json"
+    before = file.read_bytes()
+    file.write_bytes(before + b" ")
+
+    with pytest.raises(RunError, match=r"config.json has .* `perturn verify"):
+        measure_run(run, WANTED)
+    file.write_bytes(before)
+
+
 def test_a_deleted_optimizer_makes_no_other_policy(run, monkeypatch):
     """A run that goes on deletes it, and keeps the policy."""
     monkeypatch.chdir(run.parents[1])

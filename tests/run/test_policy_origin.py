@@ -105,7 +105,7 @@ def test_the_command_chooses_by_what_the_run_of_the_policy_explored(made, tmp_pa
     (row,), paths = said["policies"], RunPaths(folder)
     explored = sorted(read_trajectories(paths.trajectories("explore")), key=lambda one: one.key)
     reader = open_reader(str(paths.checkpoint("sft")))
-    values = ActionValues(reader.model, reader.renderer, explored, reader.token_budget)
+    values = ActionValues(reader, explored)
     assert row[name]
     assert row["value_head"]["episodes"] == values.episodes == 8
     maker = said["protocol"]["maker"]

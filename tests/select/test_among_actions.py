@@ -19,6 +19,7 @@ from perturn.policy.action_scorers import ImplicitReward
 from perturn.quantities.readers import open_reader
 from perturn.report import summarize, write_report
 from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages import quantity_source
 from perturn.run.stages.selection import Selection
 from perturn.types import Action, Prompt, Sampling, Task
 
@@ -146,7 +147,7 @@ def test_the_implicit_reward_is_over_the_policy_that_another_was_trained_from(re
     """SFT's over the base; the base has none, which is said, and its first action is taken."""
     actions = [Action("x", (500 + 7 * each, 2), (-1.0, -1.0)) for each in range(3)]
     start = open_reader(str(tiny_folder))
-    rewards = ImplicitReward(start.model, start.renderer)(PROMPT, actions)
+    rewards = ImplicitReward(start)(PROMPT, actions)
     best = rewards.index(max(rewards))
     actions.append(actions.pop(best))  # so that the first is not the best
     select = "evaluate.select={name: implicit-reward, among: actions, samples: 3}"
@@ -159,6 +160,12 @@ def test_the_implicit_reward_is_over_the_policy_that_another_was_trained_from(re
 
     assert [one.token_ids for one in answers] == [actions[2].token_ids, actions[0].token_ids]
     assert "policy base was trained from no other; the first action of each turn is taken" in caplog.text
+
+
+def test_a_selector_reads_its_policy_in_the_data_type_of_the_recipe(recipe, monkeypatch):
+    monkeypatch.setattr(quantity_source, "open_reader", lambda *given: given[-1])
+    with Run(read_recipe(recipe, [*RERANKED, "model.dtype=bfloat16"])) as run:
+        assert Selection(run, "base", run.recipe.evaluate.select)._open("model") == "bfloat16"
 
 
 @pytest.mark.parametrize("name", ["likelihood", "implicit-reward"])

@@ -1,10 +1,12 @@
 """Best-of-N: several episodes of each task are played, and one of them is scored."""
 
 import json
+import re
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from perturn.cli import app
@@ -18,6 +20,7 @@ from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.stages.selection import Selection
+from perturn.select.protocol import SelectorTraits
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.models import make_tiny_model
 
@@ -243,21 +246,52 @@ def test_a_function_that_gives_no_numbers_is_named(opened, own_environment, monk
         best(opened("own_environment:scores"), "base", DRAWN)
 
 
-@pytest.mark.parametrize("scores", [[1.0], [float("nan")] * 4, [(1.0, float("nan"))] * 4])
-def test_a_selector_that_gives_no_numbers_is_named(opened, tmp_path, monkeypatch, scores):
+BAD = "evaluate.select.name 'mine.py:Bad' must give one number for each of 4 candidates, got"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("lambda episodes: [1.0]", BAD),
+        ("lambda episodes: [float('nan')] * 4", BAD),
+        ("lambda episodes: [(1.0, float('nan'))] * 4", BAD),
+        ("lambda episodes: {one.key: 1.0 for one in episodes}", BAD),
+        ("lambda episodes: 'abcd'", BAD),
+        ("lambda episodes: [None] * 4", BAD),
+        ("lambda episodes: [1.0, 1.0, 1.0, (1.0,)]", BAD),
+        ("lambda episodes: [][2]", "'mine.py:Bad' failed: IndexError: list index out of range (at "),
+        ("inputs.nothing", "'mine.py:Bad' failed: AttributeError: "),
+        ("[1.0] * 4", "the result of among_episodes must be a function that scores candidates, got [1.0"),
+    ],
+)
+def test_a_selector_that_gives_no_numbers_is_named(opened, tmp_path, monkeypatch, made, says):
     """A class is checked as a function is; -inf is a score."""
     (tmp_path / "mine.py").write_text(
-        "from perturn.extend import SelectorTraits\n\nnan = float('nan')\n\n\n"
-        "class Bad:\n    traits = SelectorTraits()\n\n"
-        f"    def among_episodes(self, inputs):\n        return lambda episodes: {scores}\n\n"
+        "from perturn.extend import SelectorTraits\n\n\nclass Bad:\n    traits = SelectorTraits()\n\n"
+        f"    def among_episodes(self, inputs):\n        return {made}\n\n"
         "    def among_actions(self, inputs):\n        return lambda *_: []\n"
     )
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(
-        ConfigError, match=r"'mine\.py:Bad' must give one number for each of 4 candidates, got"
-    ):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         best(opened("mine.py:Bad"), "base", DRAWN)
+
+
+def test_scores_may_be_an_array_or_a_tensor(opened, own_environment, monkeypatch):
+    """Of a class, whose scores are not converted by a wrapper."""
+
+    class Shortest:
+        traits = SelectorTraits()
+
+        def among_episodes(self, inputs):
+            return lambda episodes: torch.tensor([-len(one.turns) for one in episodes])
+
+        def among_actions(self, inputs):
+            return lambda *_: []
+
+    monkeypatch.setattr(own_environment, "Shortest", Shortest, raising=False)
+
+    assert samples(best(opened("own_environment:Shortest"), "base", DRAWN))[0] == ("a", 0)
 
 
 def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(opened):

@@ -15,6 +15,10 @@ class NoMethod:
     traits = SelectorTraits(among=("episodes",))
 
 
+class OneWord:
+    traits = SelectorTraits(among="episodes")
+
+
 class UnknownNeed:
     traits = SelectorTraits(among=("episodes",), needs=frozenset({"logprob"}))
 
@@ -41,6 +45,7 @@ class Raises(UnknownNeed):
     ("name", "says"),
     [
         ("NoMethod", "must have 'among_episodes', and has none"),
+        ("OneWord", r"among in the traits of '.*' must be a tuple with words of .*, got 'episodes'"),
         ("UnknownNeed", "needs logprob, which nothing gives"),
         (
             "Misspelt",

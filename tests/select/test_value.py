@@ -142,7 +142,7 @@ def test_the_loop_explores_and_then_chooses(recipe, tiny_folder, words, name):
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["evaluate-base"]["counts"]
     explored = sorted(read_trajectories(folder / "trajectories/explore.jsonl"), key=lambda one: one.key)
     reader = open_reader(str(tiny_folder))
-    values = ActionValues(reader.model, reader.renderer, explored, reader.token_budget)
+    values = ActionValues(reader, explored)
     (line,) = [each for each in cost_lines([row]) if "value head" in each]
     assert row[name]
     assert row["value_head"]["episodes"] == counts["value_episodes"] == values.episodes == 8

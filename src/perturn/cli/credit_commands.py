@@ -13,7 +13,7 @@ from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, result
 from perturn.cli.loop_commands import do_stages
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
-from perturn.errors import check_belongs
+from perturn.errors import PerturnError, check_belongs
 from perturn.table import guarded, locate
 
 
@@ -193,7 +193,7 @@ def _measure(name: str, overrides: list[str], discount: float | None, of_benchma
     ground = "benchmark_processes:AGENT_CREDIT_BENCH" if of_benchmark else "processes:PROCESSES"
     processes = locate(f"perturn.credit_check.{ground}")
     measured = locate("perturn.credit_check.meter:summary")
-    with guarded(f"credit {name!r} cannot be measured"):
+    with guarded(f"credit {name!r} cannot be measured", passes=(PerturnError,)):
         summary: dict[str, Any] = measured(name, made, discount, processes)
     return summary | ({"library": made.library} if released else {})
 

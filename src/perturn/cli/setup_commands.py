@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from perturn.cli._base import AsJson, Overrides, command, existing, results, say
 from perturn.cli.view_commands import list_table
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import check_belongs, check_known, required
+from perturn.errors import check_belongs, check_fit, check_known, required
 
 
 @command(
@@ -80,7 +81,7 @@ def init(
 @command(
     "check-env",
     "examples/own_environment.py:GuessNumber",
-    "my_package.my_env:MyEnvironment --split test --json",
+    "my_package.my_env:MyEnvironment environment.size=4 --split test --json",
     codes="0 it keeps the contract; 1 it does not; 2 it cannot be loaded.",
     panel="Prepare",
 )
@@ -88,17 +89,28 @@ def check_env(
     environment: Annotated[
         str, typer.Argument(metavar="MODULE:CLASS", help="Your environment; also as FILE.py:CLASS.")
     ],
+    overrides: Overrides = None,
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
     """Check an environment and print the rules of its episodes."""
+    from perturn.config.overrides import apply_overrides
+    from perturn.config.parsing import build
     from perturn.envs.environment_check import check_environment
     from perturn.io.user_code import load_object
     from perturn.run.protocol_rules import check_rules
 
+    recipe: dict[str, Any] = {"environment": {"name": environment}}
+    apply_overrides(recipe, overrides or [])
+    section = recipe.pop("environment")
+    must = "be settings of the environment, such as environment.size=4"
+    check_fit(not recipe and section.get("name") == environment, "what follows the class", must, overrides)
+    made = load_object(environment)
+    if len(section) > 1:
+        made = partial(build, {environment: made}, section, "environment", guarded=False)
     with at_work(f"checking {environment}"):
-        problems = check_environment(load_object(environment), split=split)
-        problems += check_rules(environment, broken=bool(problems))
+        problems = check_environment(made, split=split)
+        problems += check_rules(section, broken=bool(problems))
     if as_json:
         say_json({"environment": environment, "problems": problems})
     else:

@@ -42,6 +42,8 @@ _EXPECTED = {
 }
 """First word of the kind of a pydantic error -> description of the expected value. Other errors describe it."""
 _LISTS = (list, tuple, Sequence)
+_PLAIN = (str, int, float, bool, NoneType)
+"""Types of the values that a recipe can hold, besides lists and mappings."""
 _DUMPER = quoting(yaml.SafeDumper)
 _SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
 _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
@@ -195,10 +197,19 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
         section: `name` and settings, as YAML gives them.
         where: Dotted path of the section in the recipe.
         root: The dataclass of the whole recipe, for messages; None: the section is used alone.
+
+    Raises:
+        ConfigError: If the entry is no dataclass of settings that a recipe can hold, or its own check rejects it.
     """
     name = _value(str, section.get("name", mark.default), f"{where}.name", root)
     made = build(table_of(mark.table), {**section, "name": name}, where, root=root)
     _CHECKS[mark](made)
+    must = "be a dataclass; write @dataclass(frozen=True) above the class"
+    check_fit(dataclasses.is_dataclass(made), f"{where}.name", must, name)
+    for path, _, each in _leaves(to_mapping(made), where):
+        must = "be a text, a number, true, false or null, or a list or mapping of these"
+        remedy = f"A run writes it to its recipe. Change the type in {type(made).__name__}."
+        check_fit(type(each) in _PLAIN, path, must, each, remedy)
     return made
 
 

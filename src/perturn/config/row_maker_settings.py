@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from perturn.bounds import EntryOf
 from perturn.errors import ConfigError, check_fit, check_known, check_type
+from perturn.faults import plain_scalar
 from perturn.needs import Distance, Need, check_declarations
 from perturn.table import at_defaults, check_members, check_names
 from perturn.table_index import table
@@ -88,8 +89,8 @@ class Limit:
     whole: Callable[[Trajectory], bool] = lambda episode: True
     """Function from an episode to whether the whole episode fits."""
     equal: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
-    """Function from pairs to booleans [pairs]: whether both sides have the same tokens within the limit, or one side is
-    cut to turns that both sides share."""
+    """Function from pairs to booleans [pairs]: whether both sides have the same tokens within the limit, one side is
+    cut to turns that both sides share, or the first turn of a side does not fit."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,11 @@ class RowMaker(Protocol):
         ...
 
 
+UNITS = ("memberships", "steps", "nodes")
+"""Names of counts that are the sum of the other counts, in place of the number of explored episodes."""
+BESIDE = ("cut", "steps_")
+"""Prefixes of counts that are no counts of episodes by outcome: cut episodes, and the expert's steps."""
+
 _CLASSES = {
     "pairs": PreferencePair,
     "groups": Trajectory,
@@ -236,7 +242,18 @@ def rows_made(maker: RowMaker, inputs: RowInputs) -> Made:
     strange = next((row for row in made.rows if not isinstance(row, kind)), None)
     must = f"be of class {kind.__name__}, since its traits say makes={maker.traits.makes!r}"
     check_fit(strange is None, f"rows of {name}", must, type(strange).__name__)
+    made = replace(made, counts=_whole_counts(made.counts, f"counts of {name}"))
+    if made.lacks and any(count for what, count in made.counts.items() if what.endswith("too_long")):
+        made = replace(made, remedy=f"increase model.max_length, {made.remedy}")
     return made if made.rows or made.lacks else replace(made, lacks="none became a row")
+
+
+def _whole_counts(given: Mapping[str, Any], what: str) -> dict[str, int]:
+    """Return the counts of a row maker as whole numbers of Python."""
+    counts = {str(name): plain_scalar(count) for name, count in given.items()}
+    for name, count in counts.items():
+        check_fit(isinstance(count, int), f"{name} in the {what}", "be a whole number", given[name])
+    return counts
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:

@@ -17,6 +17,7 @@ from perturn.credit import Credit
 from perturn.credit_check.processes import PROCESSES, Episodes, Process
 from perturn.credit_check.trees import list_groups, list_trees, orders
 from perturn.needs import keyword, names_of
+from perturn.policy.credit_weights import asked
 from perturn.quantities import Ground, wanted
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -82,8 +83,8 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
     """Measure the bias and the noise of a credit on one process, for one group size; see `check_credit`.
 
     Raises:
-        ValueError: If a quantity that the credit needs has no exact value, or the credit does not return one number
-            per turn.
+        ConfigError: If the credit does not return one number per turn.
+        ValueError: If a quantity that the credit needs has no exact value.
     """
     episodes = process.episodes
     discount = credit.traits.discount if gamma is None else gamma
@@ -111,7 +112,8 @@ def tree_estimates(
         Estimates [groups, parameters], probabilities [groups], and the tolerance for the dtype of the weights.
 
     Raises:
-        ValueError: If the credit needs any quantity, or does not return one number per turn.
+        ConfigError: If the credit does not return one number per turn.
+        ValueError: If the credit needs any quantity.
     """
     if credit.needs:
         raise ValueError(
@@ -120,8 +122,8 @@ def tree_estimates(
         )
     estimates, chances, dtypes = [], [], set()
     for group, members, chance in list_groups(episodes, list_trees(episodes, every, samples), size):
-        found = credit(group)
-        advantages = _padded(credit, found, [len(one.turns) for one in group], episodes.process.horizon)
+        found = asked(credit, group)
+        advantages = _padded(found, episodes.process.horizon)
         estimates.append(torch.einsum("nt,ntp->p", advantages, episodes.score[members]) / size)
         chances.append(chance)
         dtypes.add(found[0].dtype)
@@ -140,22 +142,11 @@ def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> t
     return estimates, chances, max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
 
 
-def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], horizon: int) -> Tensor:
-    """Return the weights of a credit padded with 0 after the end of each episode, float64 [trajectories, turns].
-
-    Raises:
-        ValueError: If the credit did not return one finite weight per turn.
-    """
-    if [len(one) for one in found] != list(lengths):
-        raise ValueError(
-            f"{type(credit).__name__} must return one number per turn, {list(lengths)} by trajectory, "
-            f"got {[len(one) for one in found]}."
-        )
+def _padded(found: Sequence[Tensor], horizon: int) -> Tensor:
+    """Return the weights of a credit padded with 0 after the end of each episode, float64 [trajectories, turns]."""
     padded = torch.zeros(len(found), horizon, dtype=torch.float64)
     for row, one in zip(padded, found, strict=True):
         row[: len(one)] = one
-    if not padded.isfinite().all():
-        raise ValueError(f"{type(credit).__name__} must return finite numbers, got {padded.tolist()}.")
     return padded
 
 
@@ -203,9 +194,8 @@ def _advantages(
     ]
     for group in groups:
         needed = {name: [values[episode] for episode in group] for name, values in exact.items()}
-        found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
-        lengths = [len(episodes.steps[episode]) for episode in group]
-        yield _padded(credit, found, lengths, episodes.process.horizon), found[0].dtype
+        found = asked(credit, [recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
+        yield _padded(found, episodes.process.horizon), found[0].dtype
 
 
 def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:

@@ -42,7 +42,8 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
         One text per problem, with its likely cause and remedy.
     """
     found = _Problems()
-    made = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
+    remedy = "let it be constructed without arguments, or give its settings, such as environment.size=4"
+    made = found.attempt("make()", lambda: awaited(make()), remedy)
     if made is _RAISED:
         return found.texts()
     label = getattr(make, "__name__", type(made).__name__)

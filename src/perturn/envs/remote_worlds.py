@@ -31,7 +31,7 @@ from perturn.errors import (
     check_fit,
     check_type,
 )
-from perturn.faults import UNAWAITED, is_unawaited, sound
+from perturn.faults import UNAWAITED, is_unawaited, plain_scalar, sound
 from perturn.io import plain_data
 from perturn.io.plain_data import survives_json
 from perturn.traits import Ability, EnvironmentTraits, Form, traits_of
@@ -269,7 +269,7 @@ def declared_rules(env: Any) -> Declared:
         protocol = traits_of(one).protocol or attribute(one, "protocol")
         found |= {key: (value, f"protocol of {label}") for key, value in _settings(protocol, label).items()}
         for key, kind in _ATTRIBUTES.items():
-            value = attribute(one, key)
+            value = plain_scalar(attribute(one, key))
             fits = isinstance(value, kind) and not isinstance(value, bool)
             other = not isinstance(value, str | int | float)  # a method of this name is not a setting
             check_fit(fits or other, f"{key} of {label}", f"be {_EXPECTED[kind]}", value)
@@ -308,8 +308,14 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
 
 
 def _docstring(kind: type) -> str:
-    """Return the docstring of a user's class up to its first section heading; empty if the class has none."""
-    text = kind.__dict__.get("__doc__") or ""
-    if kind.__module__.partition(".")[0] == "perturn" or text.startswith(f"{kind.__name__}("):
-        return ""  # the class is an adapter of Perturn, or the docstring is a dataclass's generated one
-    return _SECTION.split(f"{inspect.cleandoc(text)}\n", maxsplit=1)[0].strip()
+    """Return the docstring of a user's class up to its first section heading; empty if the class has none.
+
+    A class without a docstring has the docstring of its base class.
+    """
+    for each in kind.__mro__[:-1]:
+        text = each.__dict__.get("__doc__") or ""
+        if each.__module__.partition(".")[0] == "perturn":
+            return ""  # an adapter or a base class of Perturn
+        if text and not text.startswith(f"{each.__name__}("):  # a dataclass's generated docstring
+            return _SECTION.split(f"{inspect.cleandoc(text)}\n", maxsplit=1)[0].strip()
+    return ""

@@ -29,10 +29,10 @@ from typing import Any
 import psutil
 
 from perturn.config.sections import Section, Worlds
-from perturn.envs import ENVIRONMENTS
 from perturn.envs.remote_worlds import RAISED, RemoteWorld, value_of
 from perturn.envs.world_pipe import Garbled, Pipe
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.table_index import entry_named
 from perturn.traits import traits_of
 
 _logger = logging.getLogger(__name__)
@@ -46,14 +46,16 @@ _WORDS = 4096
 _LINES = 3
 """Number of lines of a child's output that error messages quote."""
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from perturn.envs.world_child import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "import json, sys; path = json.loads(sys.argv[1]); sys.path += path; "
+    "from perturn.envs.world_child import main; sys.path[:] = path; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
+"""Program of a child. Perturn is imported before the user's folders come first on the path, since a file there may have
+the name of a standard module."""
 
 
 def plays_itself(section: Section) -> bool:
     """Return whether an environment plays its episodes itself, instead of through `reset` and `step`."""
-    return traits_of(ENVIRONMENTS.get(str(section["name"]))).plays_itself
+    return traits_of(entry_named("environments", str(section["name"]))).plays_itself
 
 
 def runs_here(section: Section, settings: Worlds) -> bool:
@@ -68,7 +70,7 @@ def runs_here(section: Section, settings: Worlds) -> bool:
             "and set concurrency to the number of episodes at a time."
         )
     if settings.processes is None:
-        return traits_of(ENVIRONMENTS.get(str(section["name"]))).in_process
+        return traits_of(entry_named("environments", str(section["name"]))).in_process
     return settings.processes == 0
 
 
@@ -227,7 +229,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
         passed = (theirs.fileno(), their_lifeline.fileno())
-        command = [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), *map(str, passed)]
+        command = [sys.executable, "-P", "-u", "-c", _BOOT, json.dumps(sys.path), *map(str, passed)]
         self._pipe = Pipe(ours)
         with theirs, their_lifeline:
             self._process = subprocess.Popen(

@@ -1,12 +1,13 @@
-"""Abilities that an open engine may declare besides answering prompts."""
+"""Abilities that an open engine may declare besides answering prompts, and a check of its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from perturn.types import Engine
+from perturn.errors import EngineFailure, check_fit, check_type
+from perturn.types import Action, Engine
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,26 @@ class DescribedEngine(Engine, Protocol):
 def abilities_of(engine: Engine) -> EngineAbilities:
     """Return the abilities of an open engine; the defaults if the engine declares none."""
     return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()
+
+
+def checked_answers(engine: Engine, answers: Any, count: int) -> Sequence[Action | EngineFailure]:
+    """Return the answers of an engine.
+
+    Args:
+        engine: The engine.
+        answers: What the engine returned.
+        count: Number of prompts.
+
+    Raises:
+        ConfigError: If there is not one action or failure for each prompt.
+    """
+    name, remedy = f"engine {engine.name!r}", "perturn.engines.engine_check.check_engine lists all problems."
+    fits = isinstance(answers, list | tuple) and len(answers) == count
+    check_fit(fits, name, f"return a list of {count} answers, one for each prompt", answers, remedy)
+    expected = (
+        "a perturn.types.Action or an EngineFailure, as perturn.engines.engine_check.check_engine checks"
+    )
+    for answer in answers:
+        check_type(f"each answer of {name}", answer, Action | EngineFailure, expected)
+    found: Sequence[Action | EngineFailure] = answers
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from perturn.episodes.engine_abilities import abilities_of, checked_answers
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.world_threads import Hear, Worker, Workers, ignore
 from perturn.errors import EngineFailure
@@ -43,7 +44,7 @@ def play_blocks(
             earlier answers again, so the engine is not asked twice.
         hear: Callback for each prompt and each trajectory, so that progress can be measured in turns.
     """
-    start = partial(episode, protocol=protocol, policy=engine.name)
+    start = partial(episode, protocol=protocol, policy=engine.name, abilities=abilities_of(engine))
     workers = Workers(start, make_environment, retries, hear=hear)
     try:
         for block in blocks:
@@ -91,7 +92,8 @@ class _Block:
         asked = [self._asked.pop(job.conversation) for job in self._jobs if job.conversation in self._asked]
         if not asked:
             return
-        answers = self._engine.generate([prompt for _, prompt in asked], self._sampling)
+        found = self._engine.generate([prompt for _, prompt in asked], self._sampling)
+        answers = checked_answers(self._engine, found, len(asked))
         for (worker, prompt), answer in zip(asked, answers, strict=True):
             self._answered[prompt.conversation, prompt.seed] = prompt, answer
             worker.inbox.put(answer)

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import median
 from threading import Semaphore
 
-from perturn.episodes.engine_abilities import abilities_of
+from perturn.episodes.engine_abilities import abilities_of, checked_answers
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
@@ -145,6 +145,7 @@ class _Stream:
     def advance(self, busy: int) -> _Answered:
         """Let the engine work for a moment and return the finished answers."""
         answered = self._engine.advance() if self._open else []
+        checked_answers(self._engine, [answer for _, answer in answered], len(answered))
         self._open -= len(answered)
         return answered
 
@@ -179,7 +180,7 @@ class _Batches:
         if not first:
             return []
         began = time.monotonic()
-        answers = self._engine.generate(first, self._sampling)
+        answers = checked_answers(self._engine, self._engine.generate(first, self._sampling), len(first))
         self._answers.append(time.monotonic() - began)
         self._until = self._patience()
         return list(zip(first, answers, strict=True))

@@ -1,12 +1,14 @@
 """Interface between a loss and the trainer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol, cast
 
 from torch import Tensor
 
 from perturn.credit import Credit
-from perturn.errors import ConfigError, check_fit
+from perturn.errors import ConfigError, check_fit, check_none, check_type
 from perturn.losses.token_inputs import TokenInput, token_inputs
 from perturn.losses.turn_logprobs import TurnLogprobs
 from perturn.table import at_defaults, check_members, check_names
@@ -178,15 +180,32 @@ def check_loss(loss: Loss) -> None:
     """Reject a loss that does not implement the protocol.
 
     Raises:
-        ConfigError: If a name is misspelt, a member is missing, a trait lacks its method, a method lacks its trait, or
-            the loss reads an unknown token input.
+        ConfigError: If a name is misspelt, a member is missing, a trait lacks its method or a method its trait. Also if
+            a method has other arguments, or the loss reads an unknown token input.
     """
     kind = type(loss).__name__
     check_names(type(loss), kind="loss", known=(*_MEMBERS, *_METHODS.values()), traits=LossTraits)
-    check_members(loss, _MEMBERS, "loss", "perturn.losses.Loss")
+    check_members(loss, (*_MEMBERS, "__call__"), "loss", "perturn.losses.Loss")
+    check_type(f"traits of loss {kind}", loss.traits, LossTraits, "a perturn.losses.LossTraits")
     for trait, method in _METHODS.items():
         has, says = method in dir(loss), bool(getattr(loss.traits, trait))
         must = f"be {has}, since the loss has {'a' if has else 'no'} method {method!r}"
         remedy = f"Write LossTraits({trait}={has}), or {'remove' if has else 'add'} the method."
         check_fit(has == says, f"trait {trait} of loss {kind}", must, says, remedy)
+    check_none(_misfits(loss))
     token_inputs(loss.traits.reads)
+
+
+def _misfits(loss: Loss) -> Iterator[str]:
+    """Yield an error message for each method that cannot take the arguments of training."""
+    has_step = loss.traits.step_statistic or loss.traits.needs_mismatched
+    takes = dict.fromkeys(("__call__", "diagnostics"), ("chosen, rejected", has_step))
+    takes |= dict.fromkeys(("rewards", "mismatch"), ("side", False))
+    takes |= dict.fromkeys(("step_statistic", "turn_diagnostics"), ("chosen", False))
+    for name in sorted(takes.keys() & set(dir(loss))):
+        given, step = takes[name]
+        try:
+            signature(getattr(loss, name)).bind(*given.split(", "), **({"step": None} if step else {}))
+        except TypeError as error:
+            said = f"def {name}(self, {given}{', step=None' if step else ''})"
+            yield f"{name} of loss {type(loss).__name__} cannot be called: {error}. Write {said}."

@@ -14,6 +14,7 @@ from perturn.config.stages import is_of_run
 from perturn.errors import (
     ConfigError,
     ModelError,
+    PerturnError,
     check_fit,
     check_known,
     check_type,
@@ -34,7 +35,7 @@ from perturn.quantities.protocol import (
     QuantityTraits,
     Source,
 )
-from perturn.table import Table, check_names, making, missing_methods
+from perturn.table import Table, check_names, guarded, making, missing_methods
 from perturn.types import Trajectory
 
 QUANTITIES: Table[type[Quantity]] = Table(
@@ -143,13 +144,17 @@ def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[st
     """Return all needed quantities with their requests, by name.
 
     Raises:
-        ConfigError: If `find` raises it for a need, or if a quantity is requested twice.
+        ConfigError: If `find` raises it for a need, if a quantity is requested twice, or if two quantities have one
+            keyword.
     """
     found: dict[str, tuple[Quantity, Need]] = {}
     for need in sorted(needs, key=name_of):
         if name_of(need) in found:
             raise ConfigError(f"{reader} needs {name_of(need)!r} twice; request it once.")
         found[name_of(need)] = find(need, reader)
+        same = [name for name in found if keyword(name) == keyword(name_of(need))]
+        must = f"differ in their keyword {keyword(same[0])!r}"
+        check_fit(len(same) == 1, f"the needs of {reader}", must, same, "Rename a class.")
     return found
 
 
@@ -170,8 +175,10 @@ def compute(
     found = {}
     for name, (quantity, request) in wanted(needs, reader).items():
         declared = DeclaredSource(source, name, quantity.policies(request))
-        computed = quantity.compute(request, episodes, cast(Source, declared))
+        with guarded(f"quantity {name!r} cannot be computed", passes=(PerturnError,)):
+            computed = quantity.compute(request, episodes, cast(Source, declared))
         check_type(f"what quantity {name!r} computes", computed, Computed, "a Computed, with its entries")
+        check_type(f"the entries that quantity {name!r} computes", computed.entries, Sequence, "a list")
         must = f"be one for each of the {len(episodes)} episodes"
         count = len(computed.entries)
         check_fit(count == len(episodes), f"the entries that quantity {name!r} computes", must, count)

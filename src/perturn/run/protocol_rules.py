@@ -8,7 +8,7 @@ from typing import Any
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.sections import ProtocolSettings, Tasks
+from perturn.config.sections import ProtocolSettings, Section, Tasks
 from perturn.data.recorded_code import code_files
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
@@ -125,16 +125,16 @@ def say_rules(rules: Rules, name: str) -> None:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def check_rules(name: str, broken: bool = False) -> list[str]:
+def check_rules(section: Section, broken: bool = False) -> list[str]:
     """Print the rules that an environment declares or gets by default, and return their faults.
 
     Args:
-        name: Name of the environment, as in `environment.name`.
+        section: Section `environment` of a recipe.
         broken: Whether the environment is known to have other problems. If so, it is not reset, nothing is printed, and
             a failure to create it is not reported again.
     """
     try:
-        made = environment_maker({"name": name})()
+        made = environment_maker(section)()
     except PerturnError as error:
         return [] if broken else [str(error)]
     try:

@@ -48,7 +48,7 @@ class ImplicitReward:
         start = inputs.open_start()
         if start is None:
             _say_untrained(inputs, "action of each turn is taken")
-        reward = start and locate("perturn.policy.action_scorers:ImplicitReward")(start.model, start.renderer)
+        reward = start and locate("perturn.policy.action_scorers:ImplicitReward")(start)
 
         def scores(task: Task, prompt: Prompt, actions: Sequence[Action]) -> Sequence[float]:
             return reward(prompt, actions) if reward else _equal(actions)

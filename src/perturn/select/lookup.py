@@ -57,10 +57,13 @@ def _check_kept(selector: Any, name: str) -> None:
     Raises:
         ConfigError: If the class is rejected; the message names the first mistake.
     """
-    known = ("traits", *(f"among_{among}" for among in get_args(Among)))
-    check_names(type(selector), kind="selector", known=known, traits=SelectorTraits)
+    known = get_args(Among)
+    names = ("traits", *(f"among_{among}" for among in known))
+    check_names(type(selector), kind="selector", known=names, traits=SelectorTraits)
     check_members(selector, ("traits",), "selector", "perturn.select.Selector")
     traits: SelectorTraits = selector.traits
+    fits = isinstance(traits.among, tuple) and all(among in known for among in traits.among)
+    check_fit(fits, f"among in the traits of {name!r}", f"be a tuple with words of {known}", traits.among)
     methods = [f"among_{among}" for among in traits.among]
     check_members(selector, methods, "selector", "perturn.select.SelectorTraits.among")
     for need in sorted(traits.needs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
@@ -44,6 +45,8 @@ class OpenPolicy(Protocol):
     """Renderer of conversations to tokens, for the model: a `perturn.chat.tokens.Renderer`."""
     token_budget: int
     """Maximum number of tokens of one pass."""
+    precision: Callable[[], AbstractContextManager[Any]]
+    """Returns a context manager for the precision of the passes."""
 
 
 @dataclass(frozen=True)

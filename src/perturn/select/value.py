@@ -41,9 +41,8 @@ class Value:
 
     def _head(self, inputs: SelectorInputs) -> Any:
         """Return the trained head, and write its figures to `inputs.counts`."""
-        policy = inputs.open_policy()
         make = locate("perturn.policy.action_scorers:ActionValues")
-        head = make(policy.model, policy.renderer, inputs.explored(), policy.token_budget)
+        head = make(inputs.open_policy(), inputs.explored())
         inputs.counts.update(value_episodes=head.episodes, value_tokens=head.tokens)
         if head.explained is not None:
             inputs.counts["value_explained"] = round(head.explained, 4)

@@ -13,7 +13,7 @@ from perturn.data.file_seals import read_manifest
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, PerturnError, RunError, within
 from perturn.faults import closing_world
-from perturn.formats.read_rows import read_rows
+from perturn.formats.read_rows import read_rows, sides_of
 from perturn.io.read_input import user_path
 from perturn.run.execute import check, refuse_early
 from perturn.run.policy_origin import Maker
@@ -25,7 +25,7 @@ from perturn.study.cells import Cell
 from perturn.study.settings import Study
 from perturn.study.tables.episode_table import check_parquet
 from perturn.table import locate
-from perturn.types import Environment, PreferencePair
+from perturn.types import Environment
 
 
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
@@ -121,11 +121,7 @@ def _refuse_shared(task_list: str, held: set[str], others: Mapping[str, set[str]
 
 def _ids_in(file: str, key: str) -> set[str]:
     """Return the task ids in a file of the user's. The id of a row in TRL's format is its number."""
-    found = set()
-    for row in read_rows(user_path(file, key)):
-        sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
-        found |= {side.task.id for side in sides}
-    return found
+    return {side.task.id for row in read_rows(user_path(file, key)) for side in sides_of(row)}
 
 
 def _ids(env: Environment, task_list: Tasks, where: str) -> set[str]:

@@ -129,8 +129,9 @@ def credit_run(
         folder: The run folder; the run need not be finished.
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and settings of the credit, such as `credit.gamma=0.9`.
             Empty: the credit of the run.
-        against: Another credit to compare with: a credit with stored weights in the run, or the name of an entry of
-            CREDITS.
+        against: Another credit to compare with: the name of stored weights in the run, or of an entry of CREDITS, or
+            `module:Class`. The weights of `module:Class` are always computed, since stored weights do not name their
+            code.
         name: Name for the files of the weights. None: the name of the credit.
         reference: Policy of the run from which the credit's quantities are computed, such as values. None: the policy
             that explored; for a credit that reads `progress`, the iteration's reference policy.
@@ -286,9 +287,8 @@ def _named(section: Mapping[str, Any], name: str | None, against: str | None) ->
     fits = re.fullmatch(r"[\w.,=+-]*[\w+]", label) and not re.search(r"-\d{3,}$", label)
     must = "be usable as a file's name, and not end like the mark of an iteration, -001"
     check_fit(fits, "--as", must, label)
-    other = None if against is None else _label({"name": against})
     must = f"differ from the name of the weights that --against {against} compares with"
-    check_fit(label != other, "--as", must, label, "Give another name, such as --as again.")
+    check_fit(label != against, "--as", must, label, "Give another name, such as --as again.")
     return label
 
 
@@ -328,7 +328,7 @@ def _against(
     paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str, reference: str | None
 ) -> _Weigher | None:
     """Return a weigher for the credit to compare with; None if its weights are stored for all iterations."""
-    if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
+    if all(paths.credit(name, stage.mark).is_file() for stage in explored):
         return None
     return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
 
@@ -338,7 +338,7 @@ def _other(paths: RunPaths, stage: Stage, name: str, weigher: _Weigher | None) -
 
     A credit with a learned state must be computed for all iterations, even if rows are stored.
     """
-    file = paths.credit(_label({"name": name}), stage.mark)
+    file = paths.credit(name, stage.mark)
     if weigher is None or (file.is_file() and not carried_by(weigher.credit.needs)):
         return read_credits(file)
     return weigher.weigh(stage)[2]

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from math import inf, isfinite
+from math import inf, isfinite, isnan
+from numbers import Real
 from typing import Any, TypeVar
 
-from perturn.chat.templates import chat_template
 from perturn.config.evaluation_settings import SELECT
-from perturn.config.sections import TOKEN_BUDGET
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.engines.candidates import with_candidates
 from perturn.episodes.episode import Job, understood
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, EngineFailure, check_fit
+from perturn.errors import ConfigError, EngineFailure, PerturnError, check_fit, check_type
+from perturn.faults import plain_scalar
 from perturn.run.policy_origin import Maker, maker_of
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.served_policy import policy_path
 from perturn.run.stages.evaluation_strategy import Serve
 from perturn.select.lookup import make_selector
 from perturn.select.protocol import SelectorInputs, SelectorNeed
-from perturn.table import locate
+from perturn.table import guarded, locate
 from perturn.types import Action, Engine, Prompt, Task, Trajectory, failed
 
 T = TypeVar("T")
@@ -57,8 +58,15 @@ class Selection:
             command=self._command,
             counts=self._counts,
         )
-        made = self._selector.among_episodes if self._among_episodes else self._selector.among_actions
-        return made(inputs)
+        made: Any = self._selector.among_episodes if self._among_episodes else self._selector.among_actions
+        with self._guarded():
+            found = made(inputs)
+        check_type(f"the result of {made.__name__}", found, Callable, "a function that scores candidates")
+        return found
+
+    def _guarded(self) -> AbstractContextManager[None]:
+        """Report an exception of the user's code in one line."""
+        return guarded(f"{SELECT}.name: {self._name!r} failed", passes=(PerturnError,))
 
     def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
         """Return the function that opens an input of the selector, if the selector's traits declare this input."""
@@ -73,11 +81,7 @@ class Selection:
 
     def _open(self, path: str) -> Any:
         """Open a policy for the selector, as a `perturn.select.protocol.OpenPolicy`."""
-        recipe = self._run.recipe
-        budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
-        return locate("perturn.quantities.readers:open_reader")(
-            path, None, chat_template(recipe.model), budget
-        )
+        return locate("perturn.run.stages.quantity_source:open_by_name")(self._run.recipe, path)
 
     @property
     def _maker(self) -> Maker:
@@ -109,7 +113,7 @@ class Selection:
         """
         whole = [one for one in drawn if not failed(one)]
         self._require_logprobs([turn.action for one in whole for turn in one.turns])
-        found = self._checked(self._score(whole), len(whole)) if whole else []
+        found = self._scores(len(whole), whole) if whole else []
         scores = dict(zip((one.key for one in whole), found, strict=True))
         of_task: dict[str, list[Trajectory]] = defaultdict(list)
         for one in drawn:
@@ -148,19 +152,28 @@ class Selection:
             if not all(map(isfinite, actions[number].logprobs or ())):
                 return number
         self._require_logprobs(actions)
-        scores = self._checked(self._score(task, prompt, actions), len(actions))
+        scores = self._scores(len(actions), task, prompt, actions)
         return max(numbers, key=lambda number: (scores[number], -number))
 
-    def _checked(self, scores: Sequence[Any], count: int) -> Sequence[Any]:
-        """Return the scores of candidates; a tuple of numbers is a score too.
+    def _scores(self, count: int, *candidates: Any) -> list[Any]:
+        """Return the scores of candidates: numbers, or tuples of numbers.
 
         Raises:
-            ConfigError: If there is not one score for each candidate, or a score is NaN.
+            ConfigError: If the selector raises, does not give one score for each candidate, or gives NaN.
         """
+        with self._guarded():
+            found = self._score(*candidates)
+            given = found.tolist() if "tolist" in dir(found) else found  # an array or a tensor
+        listed = given if isinstance(given, list | tuple) else ()
+        scores = [
+            tuple(map(plain_scalar, each)) if isinstance(each, tuple) else plain_scalar(each)
+            for each in listed
+        ]
+        parts = [each if isinstance(each, tuple) else (each,) for each in scores]
+        fits = len(scores) == count and len({isinstance(each, tuple) for each in scores}) == 1
+        fits &= all(isinstance(each, Real) and not isnan(each) for part in parts for each in part)
         must = f"give one number for each of {count} candidates"
-        numbers = [part for each in scores for part in (each if isinstance(each, tuple) else (each,))]
-        fits = len(scores) == count and not any(part != part for part in numbers)
-        check_fit(fits, f"{SELECT}.name {self._name!r}", must, scores)
+        check_fit(fits, f"{SELECT}.name {self._name!r}", must, found)
         return scores
 
     def _require_logprobs(self, actions: Sequence[Action]) -> None:
