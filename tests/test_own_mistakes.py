@@ -213,9 +213,7 @@ def test_a_type_that_is_imported_for_checkers_alone_is_named(tmp_path, monkeypat
         "class Hinted:\n    def __init__(self, table: OrderedDict | None = None):\n        pass\n"
     )
 
-    says = (
-        r"settings of .*Hinted cannot be read: NameError: .*'OrderedDict'.*; import the name outside of TYPE_"
-    )
+    says = r"settings of .*Hinted'> cannot be read: NameError: .*'OrderedDict'.*; import the name outside of"
     with pytest.raises(ConfigError, match=says):
         weigh([Trajectory(Task("a"), ())], "hinted_credit_of_a_user.py:Hinted")
 

@@ -166,7 +166,7 @@ def hints_of(kind: Any, *, marked: bool = True) -> Mapping[str, Any]:
 @lru_cache(maxsize=1000)
 def _hints_of(kind: Any, marked: bool) -> Mapping[str, Any]:
     source = kind if is_dataclass(kind) else kind.__init__
-    says = f"the types of the settings of {kind.__module__}.{kind.__qualname__} cannot be read: NameError: "
+    says = f"the types of the settings of {kind!r:.200} cannot be read: NameError: "
     with within(says, NameError, after="; import the name outside of TYPE_CHECKING."):
         return MappingProxyType(typing.get_type_hints(source, include_extras=marked))
 

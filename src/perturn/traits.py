@@ -110,6 +110,8 @@ def traits_of(environment: Any) -> EnvironmentTraits:
         ConfigError: If the attribute `traits` is not an `EnvironmentTraits`.
     """
     found = getattr(environment, "traits", EnvironmentTraits())
+    if isinstance(found, property):  # of a class; only its instances have a value
+        return EnvironmentTraits()
     expected = "a perturn.traits.EnvironmentTraits, or have another name if they are of the game"
     check_type("traits of an environment", found, EnvironmentTraits, expected)
     return found

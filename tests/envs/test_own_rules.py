@@ -1,5 +1,7 @@
 """Rules of a plain game: what its class declares, and what is refused."""
 
+import abc
+
 import numpy as np
 import pytest
 
@@ -96,6 +98,14 @@ def test_a_subclass_has_the_docstring_and_the_numbers_of_its_base():
     found = declared_rules(at_border(type("Harder", (base,), {})(), "Harder"))
 
     assert {key: value for key, (value, _) in found.items()} == {"max_turns": 6, "system": "Guess."}
+
+
+def test_the_docstring_of_a_library_is_no_system_text():
+    """Such as the docstring of abc.ABC."""
+    methods = {name: value for name, value in vars(Guess).items() if callable(value)}
+    mine = type("Mine", (abc.ABC,), methods)
+
+    assert "system" not in declared_rules(at_border(mine(), "Mine"))
 
 
 def test_check_env_takes_settings_of_the_class(tmp_path, monkeypatch, capsys):

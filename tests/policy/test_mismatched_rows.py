@@ -181,7 +181,7 @@ def test_rows_of_trl_say_by_their_label_what_they_are(train):
     ("rows", "says"),
     [
         ([row.trajectory for row in ROWS], "desirable or not, and the row does not say"),
-        (PAIRS, "desirable or not, and the row does not say"),
+        (PAIRS, "desirable or not, and the row is a pair; make two rows"),
         ([ROWS[0], ROWS[0]], "rows with at least two prompts"),
         ([replace(ROWS[0], weight=(1.0, -1.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, -1\.0\)"),
         ([replace(ROWS[0], weight=(1.0, 0.0)), ROWS[1]], r"task 't/0': .* got \(1\.0, 0\.0\)"),

@@ -63,7 +63,11 @@ def test_credits_and_the_report_read_the_episodes_of_a_file(recipe, tmp_path):
 
 def test_episodes_of_evaluated_tasks_are_warned_of(recipe, tmp_path, caplog):
     """Scores of tasks in the user's own file are not of held-out tasks."""
-    scored = ["environment={name: alfworld-like}", "evaluate={tasks: {split: valid_seen, n: 4}}"]
+    scored = [
+        "environment={name: alfworld-like}",
+        "protocol={name: alfworld-lab}",
+        "evaluate={tasks: {split: valid_seen, n: 4}}",
+    ]
 
     def held_out():
         return check(read_recipe(recipe, scored)).tasks["evaluate"]

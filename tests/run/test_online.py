@@ -382,4 +382,9 @@ def test_a_side_that_is_cut_to_the_shared_turns_makes_no_pair(place, monkeypatch
     chosen, cut, ended = (Trajectory(Task("t"), turns) for turns in ((left, left), (left, right), (left,)))
     pairs = [PreferencePair(chosen, cut), PreferencePair(cut, chosen), PreferencePair(chosen, ended)]
 
-    assert LengthLimit(recipe_of(place, "model.max_length=100")).equal(pairs) == [True, True, False]
+    limit = LengthLimit(recipe_of(place, "model.max_length=100"))
+    assert limit.equal(pairs) == [True, True, False]
+
+    silent = Trajectory(Task("t"), (Turn(said, Action("", reasoning="so far", ended=False)),))
+    assert limit.equal([PreferencePair(chosen, silent)]) == [True]
+    assert limit.too_long([silent]) == {("t", 0)}

@@ -239,7 +239,9 @@ def test_an_episode_that_goes_on_is_worth_what_its_last_turn_promised():
     Its return is not known, so nobody learns V from it; `truncated` says nothing of it.
     """
     turns = (Turn((), Action("a"), reward=1.0), Turn((), Action("b")))
-    over = replace(played(Job(Task("t"), 0, window=1)), turns=turns, status=Status.COMPLETED)
+    over = replace(
+        played(Job(Task("t"), 0, window=1)), turns=turns, total_reward=1.0, status=Status.COMPLETED
+    )
     going_on = replace(over, status=Status.UNFINISHED)
 
     for kind in ("end", "bootstrap"):

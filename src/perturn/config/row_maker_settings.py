@@ -252,8 +252,9 @@ def _whole_counts(given: Mapping[str, Any], what: str) -> dict[str, int]:
     """Return the counts of a row maker as whole numbers of Python."""
     counts = {str(name): plain_scalar(count) for name, count in given.items()}
     for name, count in counts.items():
-        check_fit(isinstance(count, int), f"{name} in the {what}", "be a whole number", given[name])
-    return counts
+        whole = isinstance(count, int | float) and float(count).is_integer()
+        check_fit(whole, f"{name} in the {what}", "be a whole number", given[name])
+    return {name: int(count) for name, count in counts.items()}
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:

@@ -34,6 +34,7 @@ from perturn.errors import (
 from perturn.faults import UNAWAITED, is_unawaited, plain_scalar, sound
 from perturn.io import plain_data
 from perturn.io.plain_data import survives_json
+from perturn.io.user_code import is_of_library
 from perturn.traits import Ability, EnvironmentTraits, Form, traits_of
 from perturn.types import EpisodeProtocol, Observation, Task, UserTurn
 
@@ -310,12 +311,12 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
 def _docstring(kind: type) -> str:
     """Return the docstring of a user's class up to its first section heading; empty if the class has none.
 
-    A class without a docstring has the docstring of its base class.
+    A class without a docstring has the docstring of its base class in the user's code.
     """
     for each in kind.__mro__[:-1]:
         text = each.__dict__.get("__doc__") or ""
-        if each.__module__.partition(".")[0] == "perturn":
-            return ""  # an adapter or a base class of Perturn
+        if each.__module__.partition(".")[0] == "perturn" or (each is not kind and is_of_library(each)):
+            return ""  # such as an adapter of Perturn, or abc.ABC
         if text and not text.startswith(f"{each.__name__}("):  # a dataclass's generated docstring
             return _SECTION.split(f"{inspect.cleandoc(text)}\n", maxsplit=1)[0].strip()
     return ""

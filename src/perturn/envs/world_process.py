@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -46,11 +47,13 @@ _WORDS = 4096
 _LINES = 3
 """Number of lines of a child's output that error messages quote."""
 _BOOT = (
-    "import json, sys; path = json.loads(sys.argv[1]); sys.path += path; "
-    "from perturn.envs.world_child import main; sys.path[:] = path; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "import json, sys; path = json.loads(sys.argv[1]); sys.path[:] = [sys.argv[2], *sys.path, *path]; "
+    "from perturn.envs.world_child import main; sys.path[:] = path; main(int(sys.argv[3]), int(sys.argv[4]))"
 )
-"""Program of a child. Perturn is imported before the user's folders come first on the path, since a file there may have
-the name of a standard module."""
+"""Program of a child. It imports the parent's Perturn before the user's folders come first on the path, since a file
+there may have the name of a standard module."""
+_HOME = str(Path(__file__).parents[2])
+"""Folder from which Perturn was imported."""
 
 
 def plays_itself(section: Section) -> bool:
@@ -229,7 +232,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
         passed = (theirs.fileno(), their_lifeline.fileno())
-        command = [sys.executable, "-P", "-u", "-c", _BOOT, json.dumps(sys.path), *map(str, passed)]
+        command = [sys.executable, "-P", "-u", "-c", _BOOT, json.dumps(sys.path), _HOME, *map(str, passed)]
         self._pipe = Pipe(ours)
         with theirs, their_lifeline:
             self._process = subprocess.Popen(

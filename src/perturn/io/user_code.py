@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import site
 import sys
@@ -181,6 +182,14 @@ def _source_of(module: str) -> Path:
             return Path(os.path.abspath(spec.origin)) if spec.has_location and spec.origin else missing
         folders = list(spec.submodule_search_locations or [])
     return missing
+
+
+def is_of_library(kind: type) -> bool:
+    """Return whether a class belongs to an installed package or to Python, and not to the user's own files."""
+    try:
+        return _is_installed(Path(inspect.getfile(kind)))
+    except (TypeError, OSError):  # a class of Python without a file, or of an interactive session
+        return kind.__module__ in sys.stdlib_module_names
 
 
 def _is_installed(file: Path) -> bool:

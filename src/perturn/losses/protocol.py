@@ -209,3 +209,5 @@ def _misfits(loss: Loss) -> Iterator[str]:
         except TypeError as error:
             said = f"def {name}(self, {given}{', step=None' if step else ''})"
             yield f"{name} of loss {type(loss).__name__} cannot be called: {error}. Write {said}."
+        except ValueError:  # compiled code without a signature
+            continue

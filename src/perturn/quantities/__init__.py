@@ -5,7 +5,7 @@
 'a pass of the reference over the rows, kept'
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from typing import Any, cast
 
 from perturn.chat.model_names import is_local, load_config
@@ -178,7 +178,7 @@ def compute(
         with guarded(f"quantity {name!r} cannot be computed", passes=(PerturnError,)):
             computed = quantity.compute(request, episodes, cast(Source, declared))
         check_type(f"what quantity {name!r} computes", computed, Computed, "a Computed, with its entries")
-        check_type(f"the entries that quantity {name!r} computes", computed.entries, Sequence, "a list")
+        check_type(f"the entries that quantity {name!r} computes", computed.entries, Sized, "a list")
         must = f"be one for each of the {len(episodes)} episodes"
         count = len(computed.entries)
         check_fit(count == len(episodes), f"the entries that quantity {name!r} computes", must, count)

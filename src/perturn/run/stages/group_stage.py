@@ -191,9 +191,12 @@ class LengthLimit:
         return make_renderer(self._recipe, base_of(self._recipe))
 
     def too_long(self, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-        """Return the keys of the episodes whose first own turn does not fit."""
+        """Return the keys of the episodes whose first own turn does not fit, or whose answers are all cut or empty."""
+        if self.most is None:
+            return set()
         begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
-        return set() if self.most is None else {one.key for one in begun if not self._can_fit(one)}
+        unfit = {one.key for one in begun if not self._can_fit(one)}
+        return unfit | {one.key for one in episodes if one.turns and not _has_loss(one)}
 
     def _can_fit(self, one: Trajectory) -> bool:
         """Return whether a whole episode fits, or has no tokens: training rejects it with the error."""
@@ -212,12 +215,24 @@ class LengthLimit:
 
     def _is_equal(self, pair: PreferencePair) -> bool:
         sides = pair.chosen, pair.rejected
+        if not all(map(_has_loss, sides)):
+            return True
         try:
             if not all(self.whole(replace(side, turns=side.turns[:1])) for side in sides):
                 return True
-            return _are_equal(*(self._renderer.encode(side, self.most, every_turn=True) for side in sides))
-        except DataError:  # training rejects the pair with this error
+            one, other = (self._renderer.encode(side, self.most, every_turn=True) for side in sides)
+        except (DataError, ModelError):  # training rejects the pair with this error
             return False
+        if one.dropped_turns or other.dropped_turns or any(side.taken_over for side in sides):
+            return _are_equal(one, other)
+        said = [[turn.action.text for turn in side.turns] for side in sides]
+        return said[0] == said[1] and _are_equal(
+            one, other
+        )  # of equal tokens for other texts, training tells
+
+
+def _has_loss(one: Trajectory) -> bool:
+    return any(turn.carries_loss for turn in one.turns)
 
 
 def _are_equal(one: Encoded, other: Encoded) -> bool:

@@ -166,8 +166,7 @@ class Selection:
             given = found.tolist() if "tolist" in dir(found) else found  # an array or a tensor
         listed = given if isinstance(given, list | tuple) else ()
         scores = [
-            tuple(map(plain_scalar, each)) if isinstance(each, tuple) else plain_scalar(each)
-            for each in listed
+            tuple(map(plain_scalar, each)) if isinstance(each, tuple) else _plain(each) for each in listed
         ]
         parts = [each if isinstance(each, tuple) else (each,) for each in scores]
         fits = len(scores) == count and len({isinstance(each, tuple) for each in scores}) == 1
@@ -193,3 +192,9 @@ def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
     """Return the number of actions that were sampled for the episodes' turns, and of their tokens."""
     written = [turn.action.candidates for one in episodes for turn in one.turns]
     return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}
+
+
+def _plain(score: Any) -> Any:
+    """Return a score as a number of Python, also a score in a list, an array or a tensor of its own."""
+    given = score.tolist() if "tolist" in dir(score) else score
+    return given[0] if isinstance(given, list) and len(given) == 1 else plain_scalar(given)
