@@ -62,7 +62,7 @@ ALLOWED = {
     "losses/protocol.py:_misfits": _BORDER,
     "losses/protocol.py:default_traits": _BORDER,
     "needs.py:check_declarations": _BORDER,
-    "run/stages/selection.py:Selection._scores": _PLAIN,
+    "run/stages/selection.py:_plain": _PLAIN,
     "quantities/__init__.py:kind_of": _BORDER,
     "table.py:check_members": _BORDER,
     "free_memory.py:_trim": _SYSTEM,

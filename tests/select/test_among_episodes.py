@@ -277,14 +277,15 @@ def test_a_selector_that_gives_no_numbers_is_named(opened, tmp_path, monkeypatch
         best(opened("mine.py:Bad"), "base", DRAWN)
 
 
-def test_scores_may_be_an_array_or_a_tensor(opened, own_environment, monkeypatch):
-    """Of a class, whose scores are not converted by a wrapper."""
+@pytest.mark.parametrize("form", [torch.tensor, lambda scores: [torch.tensor([each]) for each in scores]])
+def test_scores_may_be_an_array_or_a_tensor(opened, own_environment, monkeypatch, form):
+    """Of a class, whose scores are not converted by a wrapper; also a tensor for each score."""
 
     class Shortest:
         traits = SelectorTraits()
 
         def among_episodes(self, inputs):
-            return lambda episodes: torch.tensor([-len(one.turns) for one in episodes])
+            return lambda episodes: form([-len(one.turns) for one in episodes])
 
         def among_actions(self, inputs):
             return lambda *_: []

@@ -163,7 +163,7 @@ class Selection:
         """
         with self._guarded():
             found = self._score(*candidates)
-            given = found.tolist() if "tolist" in dir(found) else found  # an array or a tensor
+            given = _plain(found)
         listed = given if isinstance(given, list | tuple) else ()
         scores = [
             tuple(map(plain_scalar, each)) if isinstance(each, tuple) else _plain(each) for each in listed
@@ -194,7 +194,12 @@ def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
     return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}
 
 
-def _plain(score: Any) -> Any:
+def _alone(score: Any) -> Any:
     """Return a score as a number of Python, also a score in a list, an array or a tensor of its own."""
-    given = score.tolist() if "tolist" in dir(score) else score
+    given = _plain(score)
     return given[0] if isinstance(given, list) and len(given) == 1 else plain_scalar(given)
+
+
+def _plain(given: Any) -> Any:
+    """Return an array or a tensor as a list or a number, and anything else unchanged."""
+    return given.tolist() if "tolist" in dir(given) else given
