@@ -166,7 +166,7 @@ class Selection:
             given = _plain(found)
         listed = given if isinstance(given, list | tuple) else ()
         scores = [
-            tuple(map(plain_scalar, each)) if isinstance(each, tuple) else _plain(each) for each in listed
+            tuple(map(plain_scalar, each)) if isinstance(each, tuple) else _alone(each) for each in listed
         ]
         parts = [each if isinstance(each, tuple) else (each,) for each in scores]
         fits = len(scores) == count and len({isinstance(each, tuple) for each in scores}) == 1
