@@ -87,7 +87,7 @@ def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
 
 
 def test_an_alignment_on_the_users_rows_needs_the_policy_it_starts_from():
-    """Else nobody would notice that the SFT before it was done again."""
+    """If the SFT is trained again, the alignment is out of date."""
     recipe = parse(
         Recipe, {**PLAYS, "sft": SFT, "align": ALIGN, "rows": {"name": "file", "path": "pairs.jsonl"}}
     )

@@ -19,6 +19,14 @@ class Game:
 """
 
 
+def printed(code, folder):
+    """Return what a program in a folder prints."""
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("name", ["random", "select"])
 def test_a_file_may_have_the_name_of_a_standard_module(tmp_path, name):
     """Perturn imports its own modules in a new process, before it imports the file."""
@@ -30,16 +38,7 @@ def test_a_file_may_have_the_name_of_a_standard_module(tmp_path, name):
         "print(world.reset(world.tasks('train')[0], 0).text); world.close()"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-    assert done.stdout.strip() == "Task a", done.stderr
+    assert printed(code, tmp_path) == "Task a"
 
 
 def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path):
@@ -50,16 +49,7 @@ def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path):
         "assert load_object('typer.py:Game') is load_object('typer.py:Game'); print(typer.Typer.__name__)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-    assert done.stdout.strip() == "Typer", done.stderr
+    assert printed(code, tmp_path) == "Typer"
 
 
 def test_traits_of_a_class_in_a_file_count(tmp_path):

@@ -151,7 +151,7 @@ def test_what_transformers_rejects_is_rejected_before_the_reference(tmp_path, co
 
 
 def test_tokens_of_packs_are_counted(tmp_path):
-    """A pair's tokens are those of its one pack."""
+    """The count is the number of tokens in the pair's one pack."""
     config = {"max_steps": 1, "include_num_input_tokens_seen": True, "use_cpu": True, "save_strategy": "no"}
     found = trainer(tmp_path, config=config)
     found.train()

@@ -378,7 +378,7 @@ def test_a_correction_that_does_the_same_is_no_pair():
 
 
 def test_pairs_of_episodes_that_do_not_differ_within_the_limit_are_counted():
-    """Two pairs, of which the second has equal tokens within the limit."""
+    """There are two pairs. The sides of the second have equal tokens within the limit."""
     limit = Limit(equal=lambda pairs: [False, True])
     experts, played = (
         [trajectory(reward, *text, task=task, sample=at) for task in "xy"]

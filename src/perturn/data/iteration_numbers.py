@@ -56,10 +56,8 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
             asked = counts.pop(unit)
             return {"asked": asked, "bins": counts, "groups": {}, "unit": unit}
     if "taught" in counts:
-        if (
-            "corrections" in counts and "corrections_too_long" not in counts
-        ):  # an earlier `oec` counted corrections
-            counts.pop("too_long", None)
+        if "corrections" in counts and "corrections_too_long" not in counts:
+            counts.pop("too_long", None)  # an earlier version counted too long corrections there
         bins = {name: counts.get(name, 0) for name in FATES}
     elif "kept" in counts:
         bins = {name: n for name, n in counts.items() if not name.startswith(BESIDE)}

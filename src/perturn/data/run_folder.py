@@ -251,7 +251,7 @@ class Run:
         before = {"counts": {}, **self.manifest["stages"].get(name, {})}
         left = [path for path in (*makes, self.paths.partial(stage.policy)) if path.exists()]
         # The run may have deleted files that it no longer needs. They do not count as changed.
-        recorded = before.get("sources", {}).items()
+        recorded = (before.get("sources") or {}).items()
         changed = [file for file, digest in recorded if sources.get(file, digest) != digest]
         if left and changed:
             what = ", ".join(dict.fromkeys(checkpoint_of(file) or file for file in changed))

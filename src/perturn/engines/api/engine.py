@@ -281,9 +281,8 @@ class ApiEngine:
             (
                 status in (400, 422) and code in _UNSUPPORTED,
                 ConfigError,
-                f"{host} does not take a parameter of ours ({status}: {said}); leave it out or replace it with "
-                "engine.request, such as {max_tokens: null, max_completion_tokens: 1024} or {top_p: null}, or set "
-                "engine.stop=[].",
+                f"{host} does not take a parameter of ours ({status}: {said}); leave it out or replace it by setting "
+                "engine.request={max_tokens: null, max_completion_tokens: 1024, top_p: null} or engine.stop=[].",
             ),
             (
                 status == 402 or code == "insufficient_quota",
