@@ -65,7 +65,7 @@ KINDS = {  # kind -> special tokens, begin, end of text, and whether spaces are 
 }
 KIND_OF = {
     "tools": "qwen", "qwen2.5": "qwen", "qwen3": "qwen", "qwen3-nothink": "qwen", "qwen3-think": "qwen",
-    "qwen3.5": "qwen", "qwen3.5-nothink": "qwen", "qwen3.8": "qwen",
+    "qwen3.5": "qwen", "qwen3.5-nothink": "qwen", "qwen3.8": "qwen", "qwen3.8-low": "qwen",
     "nemotron3": "qwen", "nemotron3-nothink": "qwen", "nemotron3-ultra": "qwen",
     "llama2": "mistral-v1", "llama3": "llama", "llama3.1": "llama", "gemma": "gemma",
     "phi3": "phi3", "phi4": "phi4", "phi4-mini": "phi3",
@@ -74,6 +74,7 @@ KIND_OF = {
     "deepseek-r1": "deepseek", "deepseek-r1-nothink": "deepseek", "deepseek-v3": "deepseek",
     "deepseek-v3.1": "deepseek", "deepseek-v3.1-think": "deepseek",
     "gemma4": "gemma4", "gemma4-nothink": "gemma4", "gpt-oss": "harmony",
+    "gpt-oss-low": "harmony", "gpt-oss-high": "harmony",
 }  # fmt: skip
 NO_TOOLS = ("llama2", "llama3", "gemma", "phi3", "phi4", "phi4-mini", "mistral-v1", "mistral-v1-early")
 WITH_TOOLS = tuple(name for name in KIND_OF if name not in NO_TOOLS)

@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from perturn.chat.templates import TEMPLATES, accepting
+from perturn.chat.template_variants import TEMPLATES
+from perturn.chat.templates import accepting
 from perturn.chat.tokens import Renderer
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.find_calls import kept_tokens

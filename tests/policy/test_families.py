@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from perturn.chat import templates
-from perturn.chat.templates import TEMPLATES, replacement
+from perturn.chat.template_variants import TEMPLATES
+from perturn.chat.templates import replacement
 from perturn.chat.tokens import Renderer
 from perturn.errors import ModelError
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
@@ -310,15 +311,19 @@ def test_a_thought_in_its_field_is_refused_where_thinking_is_off(name):
         write(tokenizer, TEMPLATES[name].text, FIELD["thought"])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "nemotron3", "glm4.5", "deepseek-r1"])
-def test_the_switch_of_the_stock_template_works_in_ours(name):
-    """`enable_thinking=False` gives the form with thinking off."""
-    tokenizer = tokenizer_of(KIND_OF[name])
-    off = write(tokenizer, TEMPLATES[f"{name}-nothink"].text, [*NEWEST["answer"], user("Go.")])
+OFF_BY = {
+    each: ("nothink", {"enable_thinking": False}) for each in ("qwen3", "qwen3.5", "nemotron3", "glm4.5")
+}
+LOW = ("low", {"reasoning_effort": "low"})
 
-    assert (
-        write(tokenizer, TEMPLATES[name].text, [*NEWEST["answer"], user("Go.")], enable_thinking=False) == off
-    )
+
+@pytest.mark.parametrize(("name", "form"), [*OFF_BY.items(), ("gpt-oss", LOW), ("qwen3.8", LOW)])
+def test_variables_of_the_stock_template_give_the_other_form(name, form):
+    tokenizer, talk = tokenizer_of(KIND_OF[name]), [*NEWEST["answer"], user("Go.")]
+    wanted = write(tokenizer, TEMPLATES[f"{name}-{form[0]}"].text, talk)
+
+    assert write(tokenizer, TEMPLATES[name].text, talk, **form[1]) == wanted
+    assert write(tokenizer, TEMPLATES[name].text, talk) != wanted
 
 
 def test_the_error_of_a_rejected_template_names_ours_that_work():
@@ -358,7 +363,7 @@ def row_of(name):
         each for each, of in OTHERS.items() if of == name
     ]
     chosen = {replacement(tokenizer_of(KIND_OF[name], stock_template(each))) is not None for each in stock}
-    named = name == "tools" or name.endswith(("-nothink", "-think"))
+    named = name == "tools" or name.endswith(("-nothink", "-think", "-low", "-high"))
     used = {(): "if named" if named else "not tested", (True,): "yes", (False,): "stock one stays"}
     used[False, True] = "where needed"
     called = write_or_none(tokenizer, ours, [user("A door."), said("", "door")]) or ""

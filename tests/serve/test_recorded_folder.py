@@ -6,7 +6,7 @@ import httpx2 as httpx
 import pytest
 from typer.testing import CliRunner
 
-from perturn.chat.templates import TEMPLATES
+from perturn.chat.template_variants import TEMPLATES
 from perturn.cli import app
 from perturn.errors import ConfigError, RunError
 from perturn.run.served_policy import _served, begin_record, open_policy, recipe_of_record

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from perturn.chat.templates import TEMPLATES, replacement
+from perturn.chat.template_variants import TEMPLATES
+from perturn.chat.templates import replacement
 from perturn.config.recipe import read_recipe
 from perturn.report import report_page
 

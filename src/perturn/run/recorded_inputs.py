@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.chat.model_names import BUNDLED, CONVERTED, PACKAGED, base_of
-from perturn.chat.templates import TEMPLATES
+from perturn.chat.template_variants import TEMPLATES
 from perturn.config.outside_files import Named, named_inputs, written
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
