@@ -89,6 +89,11 @@ class Sampling:
     def __post_init__(self) -> None:
         check_bounds(self)
 
+    @property
+    def sharpens(self) -> bool:
+        """Whether actions are sampled from another distribution than the policy's own, at temperature 1."""
+        return not self.temperature == self.top_p == 1
+
 
 @dataclass(frozen=True)
 class SimulatedUser:

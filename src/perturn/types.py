@@ -88,6 +88,8 @@ class Trajectory:
     """Texts of the simulated user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
     """Further variables for the chat template, such as `{"enable_thinking": False}`."""
+    sharpened: bool = field(default=False, metadata=SPARSE)
+    """Whether an action was sampled with `Sampling.sharpens`. Then it was not sampled with `Action.logprobs`."""
 
     def __post_init__(self) -> None:
         for name, value in [("total_reward", self.total_reward)] + [

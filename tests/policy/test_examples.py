@@ -305,7 +305,7 @@ def test_weights_of_zero_are_logged(caplog):
         warn_of_equal_weights([Example(encoded(1, 2), encoded(1, 3), weight=sides)], Uniform())
 
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith("all 2 turns have the weight 0, so they do not train the policy.")
+    assert said.startswith("all 2 turns have the weight 0, so they give no gradient.")
 
 
 def test_rows_share_one_object_for_a_token_id(whole_tokenizer):

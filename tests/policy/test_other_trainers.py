@@ -89,10 +89,10 @@ def test_prompt_tuning_is_rejected(tmp_path):
         trainer(tmp_path, peft_config=prompts)
 
 
-def test_a_label_that_is_a_number_is_named(tmp_path):
-    row = {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": 1}
+def test_a_label_that_is_neither_true_nor_false_is_named(tmp_path):
+    row = {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": 2}
 
-    with pytest.raises(DataError, match="label must be true or false, got 1"):
+    with pytest.raises(DataError, match="label must be true or false, got 2"):
         trainer(tmp_path, [row], config={"loss": {"name": "kto"}})
 
 
@@ -143,6 +143,8 @@ def test_accelerates_precision_is_the_references_too(tmp_path, monkeypatch):
         ),
         ({"save_strategy": "best"}, "save_strategy=best needs metric_for_best_model"),
         ({"include_for_metrics": ["inputs"]}, "include_for_metrics must be without 'inputs'"),
+        ({"rows_per_batch": 16}, "rows_per_batch must be <= 8, per_device_train_batch_size times"),
+        ({"rows_per_batch": 8, "dataloader_drop_last": True}, "dataloader_drop_last must be False with rows"),
     ],
 )
 def test_what_transformers_rejects_is_rejected_before_the_reference(tmp_path, config, says):

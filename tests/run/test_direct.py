@@ -261,6 +261,22 @@ def test_a_trainer_with_a_constant_learning_rate_warms_up_over_iterations(expert
     assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 1e-3])
 
 
+def test_weights_of_zero_change_nothing_and_a_schedule_has_an_end(explored, tokenizer):
+    """The optimizer's momentum would move the policy without a gradient."""
+    still = perturn.weigh(explored, "rloo")  # groups of one trajectory
+    moving = [replace(row, weight=(1.0,) * len(row.weight)) for row in still]
+    how = {"loss": "ppo-clip", "tokenizer": tokenizer, "learning_rate": 1e-3, "use_cpu": True}
+    trainer = perturn.Trainer(make_tiny_model(), iterations=2, **how)
+    trainer.train(moving)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    assert trainer.train(still) == {}
+    assert_close(trainer.model.state_dict(), before, rtol=0, atol=0)
+    assert trainer.train(moving)["learning_rate"] > 0
+    with pytest.raises(ConfigError, match=r"schedule_steps must be >= 3, .* got 2\. .*: raise iterations"):
+        trainer.train(moving)
+
+
 def test_a_policy_given_by_name_plays_with_the_template_of_the_given_tokenizer(
     own_environment, tiny_folder, monkeypatch
 ):

@@ -3,8 +3,8 @@
 import pytest
 
 import perturn
-from perturn.errors import ConfigError
-from perturn.types import EpisodeProtocol
+from perturn.errors import ConfigError, DataError
+from perturn.types import EpisodeProtocol, Sampling
 from support.models import make_tiny_model
 from support.scripted import Scripted
 
@@ -41,6 +41,17 @@ def test_episodes_that_nobody_would_play_are_refused(own_environment, wrong):
     """Else no episode comes back, and nothing says why."""
     with pytest.raises(ConfigError, match="must be >= 1, got 0"):
         perturn.collect("expert", OWN, n=2, protocol=RULES, **wrong)
+
+
+def test_episodes_of_a_sharpened_policy_do_not_train_a_loss_of_groups(own_environment, tokenizer):
+    """Their log-probabilities are at temperature 1, so the first ratio would be 1 and wrong."""
+    how = Sampling(temperature=0.5, max_new_tokens=4)
+    played = perturn.collect(make_tiny_model(), OWN, n=2, protocol=RULES, sampling=how, tokenizer=tokenizer)
+    trainer = perturn.Trainer(make_tiny_model(), loss="ppo-clip", tokenizer=tokenizer, use_cpu=True)
+
+    assert all(one.sharpened for one in played)
+    with pytest.raises(DataError, match="sampled at another temperature or top_p than 1"):
+        trainer.train(perturn.weigh(played, "rloo"))
 
 
 def test_what_makes_no_world_is_refused():

@@ -103,6 +103,10 @@ def test_what_was_recorded_is_what_training_encodes(engine):
                 )
                 messages += [said.choices[0].message, {"role": "user", "content": "Nothing happens."}]
         episode = endpoint.end_session(session)
+        other = endpoint.new_session(Task("t"), 1, seed=1)
+        with openai.OpenAI(base_url=endpoint.url(other), api_key=endpoint.session_key(other)) as client:
+            client.chat.completions.create(model="p", messages=messages, max_tokens=8, temperature=0.5)
+        assert (episode.sharpened, endpoint.end_session(other).sharpened) == (False, True)
 
     encoded = engine._tokens.encode(episode)
     for index, turn in enumerate(episode.turns):

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Literal
 
+import torch
 from transformers import SchedulerType
 from transformers.trainer_callback import PrinterCallback
 
@@ -161,13 +162,20 @@ class Trainer:
         return TurnConfig(num_train_epochs=self._epochs, seed=seed, **self._settings)
 
     def train(self, rows: Iterable[Any]) -> dict[str, float]:
-        """Train on the rows of one iteration. Without rows, the policy does not change.
+        """Train on the rows of one iteration.
+
+        Neither the policy nor the optimizer changes if there are no rows, or if all weights are 0 and the loss has no
+        reference policy.
 
         Args:
             rows: Pairs or trajectories, as `weigh` and `make_rows` return them.
 
         Returns:
-            Metric, such as `loss` -> its average over the optimizer steps; empty without rows.
+            Metric, such as `loss` -> its average over the optimizer steps; empty if nothing changes.
+
+        Raises:
+            ConfigError: If a setting is wrong, or the schedule of `iterations` is over.
+            DataError: If a row cannot be trained on.
         """
         check_rows(rows)
         check_fit(
@@ -188,10 +196,14 @@ class Trainer:
             ref_model=self._reference,
             peft_config=self._adapters,
         )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
         assert trainer.model is not None
         self.model, self.tokenizer, self._adapters = trainer.model.eval(), trainer.renderer.tokenizer, None
+        weights = (side for example in trainer.train_dataset.rows for side in example.weight)
+        if not (trainer.needs_reference or any(map(torch.any, weights))):
+            return {}  # the optimizer's momentum would still move the policy
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        self.model = trainer.model.eval()
         self._state = Path(self._folder) / "state"
         self._state.mkdir(exist_ok=True)
         trainer._save_optimizer_and_scheduler(str(self._state))

@@ -184,7 +184,7 @@ def row_faults(recipe: Recipe) -> Iterator[str]:
             "compares the samples of a task; explore.samples must be > 1, got 1",
         ),
         (
-            grouped and explore and not explore.sampling.temperature == explore.sampling.top_p == 1,
+            grouped and explore and explore.sampling.sharpens,
             "has the gradient of the policy itself, and not of a sharper policy that acts in its place; "
             "explore.sampling must have temperature 1 and top_p 1",
         ),

@@ -332,7 +332,7 @@ def warn_of_equal_weights(examples: Sequence[Example], credit: Any) -> None:
     weights = [weight for example in examples for side in example.weight for weight in side.tolist()]
     if weights and not any(weights):
         _logger.warning(
-            "all %d turns have the weight 0, so they do not train the policy. A credit of groups needs several "
+            "all %d turns have the weight 0, so they give no gradient. A credit of groups needs several "
             "trajectories of a task with different rewards; each conversation is a task of its own.",
             len(weights),
         )

@@ -80,6 +80,8 @@ class Session:
     """State key that the agent posted for the next turn."""
     unrecorded: tuple[str, Trajectory] | None = None
     """Reason of the end, and the episode, if it could not be recorded yet. A further turn or reward clears it."""
+    sharpened: bool = False
+    """Whether an answer was sampled with `Sampling.sharpens`."""
     in_flight: int = 0
     """Number of answers that the engine is sampling."""
     full_context: str | None = None
@@ -129,6 +131,7 @@ class Session:
             position: Recorded turn that the request continues, and its new messages.
             ask: The request.
         """
+        self.sharpened |= (self.sampling or Sampling(ask.temperature, ask.top_p)).sharpens
         chain = self._chain(position.follows)
         opening = chain[0].opening if chain else Opening(position.prompt, ask.tools, ask.template_kwargs)
         first = self.seed * TURN_SEEDS + len(self) + self.in_flight
@@ -258,8 +261,7 @@ class Session:
         judged = total if self.reward is None else self.reward
         success = judged >= 1 if self.success is None else self.success
         if outcome.get("truncated") and self.full_context:
-            outcome["error"] = self.full_context
-            outcome |= {} if turns else {"status": Status.FAILED}
+            outcome |= {"error": self.full_context} | ({} if turns else {"status": Status.FAILED})
         return Trajectory(
             task=self.task,
             turns=tuple(turns),
@@ -273,6 +275,7 @@ class Session:
             sample=self.sample,
             seed=self.seed,
             policy=policy,
+            sharpened=self.sharpened,
             **outcome,
         )
 

@@ -117,8 +117,13 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
         log mu of the loss tokens, in nats [loss tokens].
 
     Raises:
-        DataError: If an action does not have one log-probability for each of its tokens, or one is none.
+        DataError: If the policy was sharpened, or an action lacks the log-probability of a token, or one is none.
     """
+    if trajectory.sharpened:
+        raise DataError(
+            f"task {trajectory.task.id!r}: an action was sampled at another temperature or top_p than 1, so its "
+            "log-probabilities at temperature 1 are not those of the sampling; play with temperature 1 and top_p 1."
+        )
     found: list[float] = []
     for index in sorted(set(encoded.loss_turns)):
         action, tokens = trajectory.turns[index].action, encoded.loss_turns.count(index)

@@ -40,6 +40,13 @@ def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any], evaluates: b
             f"for each GPU: accelerate launch --num_processes {args.n_gpu} ..., or torchrun --nproc_per_node "
             f"{args.n_gpu} ..."
         )
+    rows, most = args.rows_per_batch, args.train_batch_size * args.world_size
+    if rows is not None and rows > most:
+        yield (
+            f"rows_per_batch must be <= {most}, per_device_train_batch_size times the number of processes, got {rows}."
+        )
+    if rows is not None and args.dataloader_drop_last:
+        yield "dataloader_drop_last must be False with rows_per_batch."
     yield from _unknown_arguments(trainer)
     if trainer.get("compute_loss_func") is not None:
         yield "compute_loss_func must be None; name a loss of your own in TurnConfig(loss={'name': 'file.py:Class'})."
@@ -113,3 +120,27 @@ def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
     fits = any(metric.removeprefix("eval_").startswith(f"{name}_") for name in sets)
     must = f"be a metric of one set of eval_dataset, such as {f'eval_{next(iter(sets))}_loss'!r}"
     check_fit(fits, "metric_for_best_model", must, metric)
+
+
+def check_schedule(args: TurnConfig, schedule: Any, steps: int, wanted: int) -> None:
+    """Reject a training that goes beyond the end of its learning-rate schedule, where the rate is 0 or rises again.
+
+    Args:
+        args: Settings of the training.
+        schedule: The schedule, after the steps of earlier trainings. The first may have been one step ahead.
+        steps: Number of steps of the schedule.
+        wanted: Number of optimizer steps of this training.
+
+    Raises:
+        ConfigError: If too few steps are left.
+    """
+    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).startswith("constant"):
+        return
+    made = schedule.last_epoch
+    check_fit(
+        made < steps and made + wanted <= steps + 1,
+        "schedule_steps",
+        f"be >= {made + wanted}, the optimizer steps of this training and of those before it",
+        args.schedule_steps,
+        "perturn.Trainer sets it from iterations: raise iterations, or leave it out for a constant rate.",
+    )

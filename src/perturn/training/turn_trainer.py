@@ -50,7 +50,7 @@ from perturn.training.frozen_policies import Frozen
 from perturn.training.memory_errors import memory_remedies
 from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
-from perturn.training.setting_checks import refuse_best_metric, unkept
+from perturn.training.setting_checks import check_schedule, refuse_best_metric, unkept
 from perturn.training.trainer_evaluation import (
     EvaluatingTrainer,
     Means,
@@ -386,6 +386,7 @@ class TurnTrainer(EvaluatingTrainer):
         elif rises:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 scheduler.step()  # torch warns that no optimizer step came first
+        check_schedule(args, self.lr_scheduler, steps + rises, num_training_steps)
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
