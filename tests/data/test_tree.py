@@ -39,6 +39,13 @@ def test_hand_worked_tree():
     assert after_d.example is None
 
 
+def test_equal_calls_with_other_ids_are_one_node():
+    calls = [({"id": name, "function": {"name": "look", "arguments": {}}},) for name in ("call_a", "call_b")]
+    played = [Trajectory(Task("t"), (Turn((), Action("", tool_calls=each)),)) for each in calls]
+
+    assert len(grow(played[0], played[1:]).children) == 1
+
+
 def test_a_branch_that_failed_on_the_way_to_its_state_says_nothing():
     """The world crashed when the first of two turns was given again: a is worth 1 as before, not 0.5."""
     crashed = episode("a", 0.0, 1, taken_over=2, status=Status.FAILED, error="RuntimeError: crashed")

@@ -167,5 +167,20 @@ def test_results_stand_in_the_order_of_their_calls_without_ids():
     assert found[4] == user("x")
 
 
+@pytest.mark.parametrize(
+    ("calls", "results", "texts"),
+    [(("a", "b"), ("b", ""), "10"), (("a", "a"), ("a", "a"), "01"), (("", ""), ("", ""), "01")],
+    ids=["partly missing", "repeated", "missing"],
+)
+def test_each_result_has_a_call_of_its_own(calls, results, texts):
+    """A result whose id names no open call belongs to the first call without a result."""
+    asked = said("", tool_calls=[called("look", call=calls[0]), called("take", call=calls[1])])
+    heard = [{"role": "tool", "content": str(at), "tool_call_id": each} for at, each in enumerate(results)]
+
+    found = in_call_order([asked, *heard])[1:]
+
+    assert [(each["name"], each["content"]) for each in found] == [("look", texts[0]), ("take", texts[1])]
+
+
 def test_developer_messages_are_system_messages():
     assert comparable({"role": "developer", "content": "a"}) == comparable({"role": "system", "content": "a"})

@@ -89,3 +89,16 @@ def test_a_damaged_trajectory_is_not_taken_for_a_list_of_rows(tmp_path, row, sai
 
     with pytest.raises(DataError, match=said):
         list(read_rows(tmp_path / "a.jsonl"))
+
+
+def test_two_imports_of_logs_in_one_folder_say_how_to_keep_both(tmp_path):
+    """Each import numbers the samples of a task from 0. A copy of a row is to be deleted."""
+    first = trajectory_to_dict(Trajectory(Task("a"), TURNS, environment="log-conversations"))
+    for number, reward in enumerate((0.0, 0.5, 0.0)):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(first | {"total_reward": reward}) + "\n")
+
+    with pytest.raises(DataError) as refused:
+        list(read_rows(tmp_path))
+
+    assert "perturn import-logs A B" in str(refused.value)
+    assert str(refused.value).count("delete one of the two") == 1

@@ -114,6 +114,33 @@ def test_an_implicit_prompt_leaves_each_side_an_answer():
         assert pair.rejected.turns == (turn("u", "a"), turn("v", "b"))
 
 
+def called(name):
+    """The beginning of a side, whose ids and date contain a name."""
+    result = {"role": "tool", "content": "a door", "tool_call_id": name, "timestamp": name}
+    return [user("u"), said("", tool_calls=[CALL | {"id": name}]), result]
+
+
+def test_an_implicit_prompt_may_differ_in_ids_and_dates():
+    """Each side keeps its own ids, so that each result belongs to its call."""
+    pair = from_trl({"chosen": [*called("1"), said("b")], "rejected": [*called("2"), said("c")]}, task_id="t")
+
+    for side, name, answer in ((pair.chosen, "1", "b"), (pair.rejected, "2", "c")):
+        assert side.prompt[1]["tool_calls"][0]["id"] == side.turns[0].observation[0]["tool_call_id"] == name
+        assert [turn.action.text for turn in side.turns] == [answer]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": called("1")[:2], "rejected": called("2")[:2]}, "expected another text than in chosen"),
+        ({"prompt": called("1"), "completion": [*called("2"), said("b")]}, "repeats the prompt"),
+    ],
+)
+def test_equal_messages_with_other_ids_are_refused(row, message):
+    with pytest.raises(DataError, match=message):
+        from_trl(row, task_id="t")
+
+
 def test_the_flat_schema_of_the_responses_api_is_wrapped():
     """`type` moves to the outer object."""
     row = {"messages": [user("u"), said("a")], "tools": [{"type": "function", **TOOL["function"]}]}

@@ -55,3 +55,10 @@ def test_invalid_and_cut_actions_are_signals():
 def test_every_signal_says_what_it_means():
     assert all(meaning(name).endswith(".") for name in SIGNALS)
     assert not any(meaning(name).startswith("Return") for name in SIGNALS)
+
+
+def test_a_repeated_call_is_a_loop_whatever_its_ids():
+    calls = [{"id": f"call_{n}", "function": {"name": "look", "arguments": {}}} for n in range(3)]
+    turns = tuple(Turn((), Action("", tool_calls=(call,))) for call in calls)
+
+    assert "loop" in signals_of(Trajectory(Task("t"), turns))

@@ -110,10 +110,11 @@ def test_an_expert_episode_without_turns_is_no_row(name):
 
 
 def test_actions_that_are_tool_calls_are_told_apart():
-    """All texts are empty, and the calls differ."""
+    """All texts are empty, and the calls differ. Their random ids do not count."""
 
     def calling(name, sample):
-        turn = Turn((), Action("", tool_calls=({"function": {"name": name}},)))
+        call = {"id": f"call_{sample}", "function": {"name": name}}
+        turn = Turn((), Action("", tool_calls=(call,)))
         return Trajectory(Task("a"), (turn,), success=True, sample=sample)
 
     inputs = RowInputs([calling("look", 0), calling("open", 1), calling("look", 2)])

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -14,6 +15,7 @@ from perturn.engines.tinker.stored_policy import StoredPolicy
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats.trl_rows import from_trl, to_trl
 from perturn.report import summarize
+from perturn.run import export_run
 from perturn.run.execute import open_run, run_stages
 from perturn.run.export_run import as_dataset, export_policy, export_rows, push
 from perturn.run.served_policy import _policy_of
@@ -46,6 +48,49 @@ def test_a_trajectory_is_read_back_with_its_turns():
     after = from_trl(json.loads(json.dumps(to_trl(before))), task_id="t")
 
     assert (after.turns, after.prompt, after.tools) == (before.turns, before.prompt, before.tools)
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning": "hm"}, {"tool_calls": CALL}])
+def test_a_cut_answer_is_read_back_as_cut(more):
+    """No end token carries loss, and an answer that was cut inside a call carries none."""
+    turns = (Turn(heard("see"), Action("a cu", ended=False, **more)), Turn(heard("see"), Action("go")))
+
+    after = from_trl(json.loads(json.dumps(to_trl(Trajectory(Task("t"), turns)))), task_id="t")
+
+    assert after.turns == turns
+    assert after.turns[0].carries_loss == ("tool_calls" not in more)
+
+
+def several(*texts):
+    """An episode in which each turn begins a conversation."""
+    turns = [Turn(heard("see"), Action(text), follows=-1) for text in texts]
+    return Trajectory(Task("t"), tuple(turns))
+
+
+@pytest.fixture
+def holding(monkeypatch):
+    """Return a function that gives all runs the same explored episodes."""
+    monkeypatch.setattr(export_run, "begun", lambda run: SimpleNamespace(folder=run))
+    monkeypatch.setattr(export_run, "read_manifest", lambda folder: {"files": {}})
+    return lambda *episodes: monkeypatch.setattr(export_run, "_rows", lambda _: {"explored": episodes})
+
+
+def test_episodes_of_several_conversations_are_left_out(holding, tmp_path, caplog):
+    """Marks that TRL ignores are counted too."""
+    cut = Trajectory(Task("t"), (Turn(heard("see"), Action("a cu", ended=False)),))
+    holding(several("a", "b"), cut, played("look"))
+
+    assert export_rows(tmp_path, "trl", tmp_path / "out") == {"explored": 2}
+    assert "left out 1 rows" in caplog.text
+    assert "1 answers are marked as without loss" in caplog.text
+
+
+def test_without_any_row_of_one_conversation_the_export_says_why(holding, tmp_path):
+    holding(several("a", "b"))
+
+    with pytest.raises(RunError, match=r"holds one conversation, and the agents of all 1 rows have several"):
+        export_rows(tmp_path, "trl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_pair_is_read_back_with_both_sides():

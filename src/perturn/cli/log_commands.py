@@ -140,6 +140,8 @@ def _decoder(model: str) -> Decode:
 
 def _summary(found: LogAccount) -> list[str]:
     """Return a line of text for each kind of counted item."""
+    from perturn.formats.trl_rows import describe_unread
+
     lines = [
         f"{found.format}: {_sum(found.calls, 'entries')}",
         _sum(found.episodes, "episodes"),
@@ -156,6 +158,8 @@ def _summary(found: LogAccount) -> list[str]:
             f"{found.replaced_rewards} rollouts have rewards of turns that do not sum up to the score; their last turn "
             "has the score"
         )
+    if found.unread:
+        lines.append(describe_unread(found.unread))
     if found.shared_ids:
         lines.append(
             f"{found.shared_ids} calls have the id of another call; a score of such an id is of the first of them"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from perturn.errors import DataError
 from perturn.types import Trajectory, failed
@@ -11,7 +12,12 @@ from perturn.types import Trajectory, failed
 
 def actions_of(trajectory: Trajectory) -> list[object]:
     """Return the text and the tool calls of each turn's action. Native calls can differ even if all texts are empty."""
-    return [(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
+    return [(turn.action.text, without_ids(turn.action.tool_calls)) for turn in trajectory.turns]
+
+
+def without_ids(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tool calls without their ids. Servers choose ids at random, so equal calls have different ids."""
+    return [{key: value for key, value in call.items() if key != "id"} for call in calls]
 
 
 def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import log, nan, sqrt
 from statistics import fmean
 
+from perturn.data.origins import without_ids
 from perturn.types import Trajectory, failed, score
 
 
@@ -61,7 +62,7 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
         node = root
         node.passed.append(one)
         for turn in one.turns:
-            did = turn.action.text, repr(turn.action.tool_calls)
+            did = turn.action.text, repr(without_ids(turn.action.tool_calls))
             node = node.children.setdefault(did, Node(node.depth + 1))
             node.passed.append(one)
     return root

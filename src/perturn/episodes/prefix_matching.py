@@ -15,15 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
 from perturn.data.content_parts import Said, flatten, flatten_said, tool_text
-from perturn.errors import DataError
+from perturn.episodes.tool_calls import as_text, understand
 from perturn.io.call_arguments import ARGUMENTS, read_arguments
-from perturn.types import Message
+from perturn.types import Action, Message
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys under which clients return a thought."""
@@ -135,10 +135,8 @@ class Sequences:
             same: Number of messages at the start that both requests share. These messages are not compared again.
 
         Raises:
-            DataError: If a message holds anything but text and calls, or the request has no message.
+            DataError: If a message holds anything but text and calls.
         """
-        if not messages:
-            raise DataError("messages: expected at least one message, got none. Send the conversation.")
         known = earlier.keys[:same] if earlier else ()
         setting = (
             earlier.setting if earlier else (_text_of(list(tools)), _text_of(dict(template_kwargs or {})))
@@ -150,7 +148,7 @@ class Sequences:
         follows = self._turn_after(keys[said[-1]], setting) if said else None
         if follows is not None:
             return Position(follows, (), tuple(messages[begun:]), None, keys, setting)
-        repeated = (keys[-1], setting) in self._asked
+        repeated = (_end(keys), setting) in self._asked
         broke = None
         if self._turns and not repeated:
             broke = self._break([self._compared(message) for message in messages], keys, setting)
@@ -167,11 +165,11 @@ class Sequences:
         texts = tuple(self._compared(message) for message in position.heard)
         if position.follows < 0:
             texts = (*(self._compared(message) for message in position.prompt), *texts)
-            self._asked.setdefault((position.keys[-1], position.setting), []).append(index)
+            self._asked.setdefault((_end(position.keys), position.setting), []).append(index)
         else:
             self._continued.add(position.follows)
         compared = [self._compared(answer) for answer in answers]
-        ends = [_chained(position.keys[-1], text) for text in dict.fromkeys(compared)]
+        ends = [_chained(_end(position.keys), text) for text in dict.fromkeys(compared)]
         known = _Known(position.follows, (*texts, compared[0]), [(end, position.setting) for end in ends])
         self._turns.append(known)
         self._seen |= dict.fromkeys((*position.keys, *ends), index)
@@ -269,32 +267,46 @@ def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
     """Return messages with tool results in the order of their calls, with the names of tools and without ids of calls.
 
-    Episodes are recorded in this form, since ids are chosen by the client and a policy does not read them.
+    Episodes are recorded in this form, since ids are chosen by the client and a policy does not read them. If a call
+    of an answer cannot be read, the calls of the answer become text.
     """
     found: list[Message] = []
-    waiting: list[tuple[str, str]] = []  # id and name of each call of the last answer
-    results = 0
+    calls: list[dict[str, Any]] = []  # of the last answer
+    waiting: dict[int, str] = {}  # index and id of each of these calls without a result
     for message in messages:
         plain = {key: value for key, value in message.items() if key != "tool_call_id"}
         if message["role"] == "assistant":
             calls = [dict(call) for call in message.get("tool_calls") or ()]
-            results = 0
-            waiting = [
-                (str(call.pop("id", "")), str(call.get("function", call).get("name", ""))) for call in calls
-            ]
-            found.append(plain | ({"tool_calls": calls} if calls else {}))
+            waiting = {index: str(call.pop("id", "")) for index, call in enumerate(calls)}
+            action = Action(str(plain.get("content") or ""), tool_calls=tuple(calls))
+            if is_broken(action):
+                plain = {key: value for key, value in plain.items() if key != "tool_calls"}
+                found.append({**plain, "content": as_text(action).text})
+            else:
+                found.append(plain | ({"tool_calls": calls} if calls else {}))
         elif message["role"] == "tool":
-            ids = [known for known, _ in waiting]
-            known_id = message.get("tool_call_id") in ids
-            position = (
-                ids.index(message["tool_call_id"]) if known_id else results
-            )  # without ids, results keep their order
-            results += 1
-            named = {"name": waiting[position][1]} if position < len(waiting) else {}
+            meant = [index for index, known in waiting.items() if known == message.get("tool_call_id")]
+            position = next(iter(meant or waiting), len(calls))
+            named = {}
+            if waiting.pop(position, None) is not None:
+                named["name"] = str(calls[position].get("function", calls[position]).get("name", ""))
             found.append({"role": "tool", **named, **plain, "at": position})
         else:
             found.append(plain)
     return _sorted_results(found)
+
+
+def as_recorded(answer: Action) -> Action:
+    """Return an answer in the form of `in_call_order`."""
+    if is_broken(answer):
+        return as_text(answer)
+    calls = ({key: value for key, value in call.items() if key != "id"} for call in answer.tool_calls)
+    return replace(answer, tool_calls=tuple(calls))
+
+
+def is_broken(answer: Action) -> bool:
+    """Return whether a call of an answer cannot be read, for example because its arguments are no JSON object."""
+    return bool(answer.tool_calls) and understand(answer)[1] is None
 
 
 def _sorted_results(messages: Sequence[Message]) -> list[Message]:
@@ -336,6 +348,11 @@ def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
 
 _text_of = json.JSONEncoder(sort_keys=True, default=str).encode
 """Function from a value to JSON text, which is equal for equal values."""
+
+
+def _end(keys: Sequence[bytes]) -> bytes:
+    """Return the digest of a whole conversation, which may be empty."""
+    return keys[-1] if keys else b""
 
 
 def _chained(before: bytes, text: str) -> bytes:

@@ -9,9 +9,11 @@ missing, since they need a human's replies.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from perturn.config.signal_filter import Signals
+from perturn.data.origins import without_ids
 from perturn.episodes.turn_budget import without_reminder
 from perturn.errors import did_you_mean
 from perturn.types import Trajectory, failed
@@ -88,10 +90,10 @@ def meaning(name: str) -> str:
     return (SIGNALS[name].__doc__ or "").strip().removeprefix("Return whether ")
 
 
-def action_of(text: str, tool_calls: Sequence[object]) -> str:
+def action_of(text: str, tool_calls: Sequence[Mapping[str, Any]]) -> str:
     """Return a text that identifies a turn's action: the action without its thought, and the tool calls."""
     _, mark, action = text.rpartition("Action:")
-    return f"{(action if mark else text).strip()}{list(tool_calls) if tool_calls else ''}"
+    return f"{(action if mark else text).strip()}{without_ids(tool_calls) if tool_calls else ''}"
 
 
 def _repeats(actions: Sequence[str], size: int) -> bool:

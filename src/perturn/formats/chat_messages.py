@@ -30,7 +30,7 @@ _ALIASES = {
     **dict.fromkeys(("gpt", "model", "chatgpt", "bing", "bard", "bot"), "assistant"),
     **dict.fromkeys(("function", "function_response", "ipython", "observation", "tool_response"), "tool"),
 }
-_CALLS = ("function_call", "tool_call")
+CALL_ROLES = ("function_call", "tool_call")
 """Roles of LLaMA-Factory and ms-swift for messages whose content is the JSON text of tool calls."""
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
@@ -44,7 +44,7 @@ _MEDIA = ("audio", "audios", "image", "images", "video", "videos")
 _COMMON = {"role", "content", "from", "value", "id", "name", "tool_call_id", *_MARKS, *_SPANS, *_MEDIA}
 _DEFAULTS = {"prefix": False, "partial": False, "is_error": False}
 """Ignored keys, each with its default. A key that holds its default is not reported as ignored."""
-_OF_ASSISTANT = {"tool_calls", "function_call", "refusal", "reasoning_details", *REASONING}
+_OF_ASSISTANT = {"tool_calls", "function_call", "refusal", "reasoning_details", "ended", *REASONING}
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Read:
     message: Message
     trained: bool = True
     """Whether an assistant message carries loss, by the keys of the message."""
+    ended: bool = True
+    """Whether an assistant message is whole. False: it was cut at a token limit."""
     is_call: bool = False
     """Whether the message came separately and holds tool calls of the assistant message before it."""
 
@@ -87,6 +89,21 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
     return found
 
 
+def with_role(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the keys `role` and `content`, and its role as chat templates know it.
+
+    Any other role is unchanged.
+    """
+    given = dict(message)
+    for ours, theirs in (("role", "from"), ("content", "value")):
+        if theirs in given and ours not in given:
+            given[ours] = given.pop(theirs)
+    if "role" in given:
+        said = str(given["role"]).strip().lower().replace("-", "_")
+        given["role"] = _ALIASES.get(said, said if said in (*_ROLES, *CALL_ROLES) else given["role"])
+    return given
+
+
 def read_answer(message: Mapping[str, Any], where: str) -> Action:
     """Return a server's answer as an action. Arguments of a tool call that are no JSON object are kept as text.
 
@@ -104,19 +121,15 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
     """Return one message in Perturn's format."""
     if not isinstance(message, Mapping):
         _fail(where, "a message object", message)
-    given = {str(key): value for key, value in message.items() if value is not None}
-    for ours, theirs in (("role", "from"), ("content", "value")):
-        if theirs in given and ours not in given:
-            given[ours] = given.pop(theirs)
+    given = with_role({str(key): value for key, value in message.items() if value is not None})
     if "role" not in given:
         _fail(where, "a message with a role", message)
-    said = str(given["role"]).strip().lower().replace("-", "_")
-    role = _ALIASES.get(said, said if said in (*_ROLES, *_CALLS) else given["role"])
-    if role not in (*_ROLES, *_CALLS):
+    role = given["role"]
+    if role not in (*_ROLES, *CALL_ROLES):
         raise DataError(f"{where}.role: unknown role {role!r:.200}.{did_you_mean(str(role), _ROLES)}")
     for key in (each for each in _MEDIA if given.get(each)):
         raise DataError(f"{where}.{key}: images, sound and the like are not supported. Drop the row.")
-    if role == "assistant" or role in _CALLS:
+    if role == "assistant" or role in CALL_ROLES:
         return _read_said(given, role, where, unread)
     trained = is_trained(given, where)
     if trained and any(given.get(mark) for mark in _MARKS):
@@ -135,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
     """Read an assistant message, or a separate message that holds its tool calls."""
     trained = is_trained(given, where)
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
-    if role in _CALLS:
+    if role in CALL_ROLES:
         content, thought = given.get("content"), ""
         if isinstance(content, str) and (found := _THOUGHT.match(content)):
             content, thought = content[found.end() :], found[1].strip()
@@ -144,7 +157,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
     said = _said(given, where)
     calls = _calls(given, where, unread=unread)
     action = Action(said.text, tool_calls=tuple(calls), reasoning=_reasoning(given, said, where))
-    return Read(action.message(), trained)
+    return Read(action.message(), trained, given.get("ended") is not False)
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
@@ -184,7 +197,7 @@ def is_trained(given: Mapping[str, Any], where: str) -> bool:
         raise DataError(
             f"{where}.{key}: a turn carries loss as a whole or not at all. Mark the message with train, true or false."
         )
-    said = {key: given[key] for key in _MARKS if key in given}
+    said = {key: given[key] for key in _MARKS if given.get(key) is not None}
     for key, value in said.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(

@@ -16,7 +16,7 @@ from perturn.io.plain_data import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 LABELS = ("label", "kto_tag")
-"""Columns whose boolean says whether the answer of a row is desirable."""
+"""Columns whose boolean, or number 1 or 0, says whether the answer of a row is desirable."""
 _COLUMNS = (*_CONVERSATIONS, "tools", *LABELS, "chat_template_kwargs")
 _OTHERS = (
     *(
@@ -77,9 +77,7 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
     }
     unread |= {f"column {name}" for name in _OTHERS if name in given and name not in others}
     openai = take_openai(read, others, unread)
-    for name, value in _rest(given, where).items():
-        if not _METADATA.fullmatch(name) and _holds(value):
-            unread.add(f"column {name}")
+    unread |= {f"column {name}" for name in other_names(_rest(given, where))}
     if _is_filled([*read.values(), *others.values()], filled):
         read, others = _without_nulls(read), _without_nulls(others)
     written = {name: value for name in _CONVERSATIONS if isinstance(value := read.get(name), str)}
@@ -96,8 +94,23 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
     unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
     form = _form_of(read)
     unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
-    unread |= {f"column {name}" for name in LABELS if not isinstance(read.get(name), bool | None)}
+    unread |= {f"column {name}" for name in LABELS if name in read and as_label(read[name]) is None}
     return Columns(read, openai or shape)
+
+
+def as_label(value: Any) -> bool | None:
+    """Return a label as a boolean: true, false, 1 or 0. None for any other value."""
+    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+
+
+def other_names(rest: Mapping[str, Any]) -> set[str]:
+    """Return the names of ignored columns, except empty columns and metadata."""
+    return {name for name, value in rest.items() if not _METADATA.fullmatch(name) and _holds(value)}
+
+
+def without_filled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of Arrow without the None that Arrow fills in for missing keys."""
+    return _without_nulls(row) if _is_filled(list(row.values()), True) else dict(row)
 
 
 def _may_be(value: Any) -> bool:

@@ -29,6 +29,8 @@ _WEIGHTS = (
     "expected a trajectory, got one with weights. Give such rows to TurnTrainer, or leave the weights out."
 )
 
+_IMPORT_TOGETHER = "import both logs in one command: perturn import-logs A B."
+
 Row = Trajectory | WeightedTrajectory | PreferencePair
 """A training row."""
 
@@ -174,18 +176,19 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
     Raises:
         DataError: If the source cannot be read to its end.
     """
-    seen: dict[tuple[str, int], str] = {}
+    seen: dict[tuple[str, int], tuple[str, int]] = {}
     for record in whole_records(source):
         try:
             if isinstance(record.value, DataError):
                 raise record.value
             row = read_row(record.value, record.number, tally, filled=source.filled)
             if isinstance(row, Trajectory) and is_trajectory(record.value):
-                first = seen.setdefault(row.key, record.label)
+                digest = hash(record.text or str(record.value))
+                first, known = seen.setdefault(row.key, (record.label, digest))
                 if first != record.label:
-                    raise DataError(
-                        f"has the task and sample of {source.unit} {first}; delete one of the two."
-                    )
+                    are_imports = row.environment.startswith("log-") and known != digest
+                    remedy = _IMPORT_TOGETHER if are_imports else "delete one of the two."
+                    raise DataError(f"has the task and sample of {source.unit} {first}; {remedy}")
             yield record, row
         except DataError as error:
             yield record, error

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from perturn.data.origins import without_ids
 from perturn.errors import DataError
 from perturn.formats.chat_messages import Read, read_messages
-from perturn.formats.column_names import LABELS, columns_of, plain_column
+from perturn.formats.column_names import LABELS, as_label, columns_of, plain_column
 from perturn.formats.row_shapes import SYSTEM
 from perturn.formats.unreadable_files import keys_of, what_wrapper
 from perturn.io.plain_data import mismatch
@@ -46,7 +47,8 @@ def from_trl(
 
     `Trajectory.prompt` never carries loss. It holds the leading system messages, and the messages of the row's prompt
     up to its last assistant message. Each later assistant message is an action, and the messages before it are its
-    observation. If a pair has no prompt, the common first messages of `chosen` and `rejected` are its prompt.
+    observation. If a pair has no prompt, the common first messages of `chosen` and `rejected` are its prompt. Ids and
+    dates may differ.
 
     An assistant message is a turn without loss if it is empty or marked (`weight: 0`, `train: false`, `loss: false`,
     `loss_mask: 0`). A row that fits several formats is read as a pair if possible, and else as prompt and completion. A
@@ -71,19 +73,19 @@ def from_trl(
         _fail(where, "a mapping of columns", row)
     unread: set[str] = set()
     columns, shape = columns_of(row, where, filled, unread)
-    prompt, sides = _form(columns, row, where, unread)
+    sides = _form(columns, row, where, unread)
     known: dict[str, Any] = {
         "tools": _tools(columns.get("tools", []), f"{where}: tools"),
         "template_kwargs": _kwargs(columns.get("chat_template_kwargs", {}), f"{where}: chat_template_kwargs"),
     }
     trajectories = []
     trailing = 0
-    for sample, (side, messages) in enumerate(sides.items()):
+    for sample, (side, (prompt, messages)) in enumerate(sides.items()):
         head, turns, dropped = _split(prompt, messages)
         _check_turns(turns, f"{where}: {side}")
         trajectories.append(Trajectory(Task(task_id), turns, prompt=head, sample=sample, **known))
         trailing += dropped
-    if len(sides) == 2 and trajectories[0].messages == trajectories[1].messages:
+    if len(sides) == 2 and _as_read(trajectories[0].messages) == _as_read(trajectories[1].messages):
         raise DataError(
             f"{where}: rejected: expected another text than in chosen, got the same text. Drop the row."
         )
@@ -99,7 +101,7 @@ def label_of(row: Mapping[str, Any]) -> bool | None:
     """Return whether a row is desirable, by TRL's `label` or LLaMA-Factory's `kto_tag`; None if it has neither."""
     found: list[Any] = [row.get(name) for name in LABELS]
     plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
-    return next((each for each in plain if isinstance(each, bool)), None)
+    return next((label for each in plain if (label := as_label(each)) is not None), None)
 
 
 def describe_unread(counts: Counter[str]) -> str:
@@ -115,8 +117,8 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     """Return a trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`; add `tools`.
 
     The prompt holds the messages without loss and the first observation. All later messages are the completion. A turn
-    without loss is marked `weight: 0`, as in OpenAI's format. `from_trl` reads the same turns back, but TRL's rows
-    cannot hold rewards, token ids and other parts of a trajectory.
+    without loss is marked `weight: 0`, as in OpenAI's format, and an answer cut at a token limit `ended: false`.
+    `from_trl` reads the same turns back, but TRL's rows cannot hold rewards, token ids and other parts of a trajectory.
 
     Raises:
         DataError: If the sides of a pair have different tools, or begin with different prompts or observations; or if
@@ -127,7 +129,7 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
         return {"prompt": prompt, "completion": completion, **_beside(row)}
     (prompt, chosen), (other, rejected) = _completion(row.chosen), _completion(row.rejected)
     compared = (
-        ("begin with different prompts", prompt, other, "one protocol"),
+        ("begin with different prompts", _as_read(prompt), _as_read(other), "one protocol"),
         ("have different tools", row.chosen.tools, row.rejected.tools, "equal tools"),
         (
             "have different chat_template_kwargs",
@@ -155,7 +157,8 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
     messages = list(trajectory.prompt)
     for turn in trajectory.turns:
         mark = {} if turn.trained else {"weight": 0}
-        messages += [*turn.observation, turn.action.message() | mark]
+        cut = {} if turn.action.ended else {"ended": False}
+        messages += [*turn.observation, turn.action.message() | mark | cut]
     first = len(trajectory.prompt) + (len(trajectory.turns[0].observation) if trajectory.turns else 0)
     return messages[:first], messages[first:]
 
@@ -163,9 +166,7 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
 def _why_several(trajectory: Trajectory) -> str:
     """Explain why the turns of an episode are not one conversation."""
     if trajectory.history is None:
-        return (
-            "the agent began further conversations or took turns again. Leave the episode out of the export"
-        )
+        return "the agent began further conversations or took turns again"
     shown = f"the policy saw only the last {trajectory.history} at each"
     return f"{shown}. Play the tasks again with protocol.history=full to export them"
 
@@ -180,8 +181,8 @@ def _beside(trajectory: Trajectory) -> dict[str, Any]:
 
 def _form(
     columns: dict[str, Any], row: Mapping[str, Any], where: str, unread: set[str]
-) -> tuple[list[Read], dict[str, list[Read]]]:
-    """Return the messages of the prompt and of each side, by the format of the row."""
+) -> dict[str, tuple[list[Read], list[Read]]]:
+    """Return the messages of the prompt and of the answer for each side, by the format of the row."""
 
     def read(column: str) -> list[Read]:
         return read_messages(columns[column], f"{where}: {column}", unread)
@@ -189,20 +190,17 @@ def _form(
     if "chosen" in columns and "rejected" in columns:
         is_ignored = isinstance(columns.get("prompt"), str) and isinstance(columns["chosen"], list)
         if columns.get("prompt") and not is_ignored:
-            prompt, sides = read("prompt"), {"chosen": read("chosen"), "rejected": read("rejected")}
-            _refuse_repeated(prompt, sides, where)
-            return prompt, sides
+            return _prompted(read("prompt"), {name: read(name) for name in ("chosen", "rejected")}, where)
         chosen, rejected = read("chosen"), read("rejected")
         shared = _shared(chosen, rejected)
-        return chosen[:shared], {"chosen": chosen[shared:], "rejected": rejected[shared:]}
+        sides = {"chosen": chosen, "rejected": rejected}
+        return {name: (side[:shared], side[shared:]) for name, side in sides.items()}
     if label_of(columns) is not None and {"completion", "messages"} & columns.keys():
         raise DataError(f"{where}: {ONLY_KTO}")
     if "prompt" in columns and "completion" in columns:
-        prompt, sides = read("prompt"), {"completion": read("completion")}
-        _refuse_repeated(prompt, sides, where)
-        return prompt, sides
+        return _prompted(read("prompt"), {"completion": read("completion")}, where)
     if "messages" in columns:
-        return [], {"messages": read("messages")}
+        return {"messages": ([], read("messages"))}
     raise DataError(f"{where}: expected one of the forms {_FORMS}; got {keys_of(row)}.{_hint(columns, row)}")
 
 
@@ -221,15 +219,18 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return f" {wrapped[0].upper()}{wrapped[1:]}" if (wrapped := what_wrapper(row)) else " Rename the columns."
 
 
-def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
-    """Raise a DataError if a side repeats the whole prompt, which a model would then read twice."""
-    if not prompt or prompt[0].message["role"] == "assistant":
-        return
+def _prompted(
+    prompt: list[Read], sides: dict[str, list[Read]], where: str
+) -> dict[str, tuple[list[Read], list[Read]]]:
+    """Return each side with the prompt. Raise a DataError if a side repeats it: a model would read it twice."""
+    asked = _as_read(_messages(prompt))
+    begins_with_question = bool(prompt) and prompt[0].message["role"] != "assistant"
     for name, side in sides.items():
-        if _messages(side[: len(prompt)]) == _messages(prompt):
+        if begins_with_question and _as_read(_messages(side[: len(prompt)])) == asked:
             raise DataError(
                 f"{where}: {name}: repeats the prompt. Drop the column prompt, or cut {name} after it."
             )
+    return {name: (prompt, side) for name, side in sides.items()}
 
 
 def _shared(chosen: list[Read], rejected: list[Read]) -> int:
@@ -238,8 +239,8 @@ def _shared(chosen: list[Read], rejected: list[Read]) -> int:
         max((index for index, each in enumerate(side) if each.message["role"] == "assistant"), default=0)
         for side in (chosen, rejected)
     ]
-    pairs = enumerate(zip(chosen, rejected, strict=False))
-    same = next((at for at, (one, other) in pairs if one.message != other.message), len(chosen))
+    pairs = enumerate(zip(_as_read(_messages(chosen)), _as_read(_messages(rejected)), strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), len(chosen))
     return min(same, *last)
 
 
@@ -257,7 +258,10 @@ def _split(prompt: list[Read], side: list[Read]) -> tuple[tuple[Message, ...], t
         if message["role"] == "assistant":
             thought = message.get("reasoning_content", "")
             action = Action(
-                message["content"], tool_calls=tuple(message.get("tool_calls", ())), reasoning=thought
+                message["content"],
+                tool_calls=tuple(message.get("tool_calls", ())),
+                reasoning=thought,
+                ended=one.ended,
             )
             turns.append(Turn(tuple(observation), action, trained=one.trained))
             observation = []
@@ -270,14 +274,27 @@ def _messages(reads: Sequence[Read]) -> list[Message]:
     return [one.message for one in reads]
 
 
+def _as_read(messages: Iterable[Message]) -> list[tuple[object, ...]]:
+    """Return what a policy reads of each message, without ids of calls, dates and other keys."""
+    return [
+        (
+            *(message.get(key) or "" for key in ("role", "name", "content", "reasoning_content")),
+            without_ids(message.get("tool_calls", ())),
+        )
+        for message in messages
+    ]
+
+
 def _check_turns(turns: tuple[Turn, ...], where: str) -> None:
     """Raise a DataError if a side has no turn that carries loss."""
     if not turns:
         raise DataError(f"{where}: expected an assistant message, got none. Drop the row.")
     if not any(turn.carries_loss for turn in turns):
-        all_empty = all(turn.trained for turn in turns)
-        why = "all of them are empty" if all_empty else "all of them are marked as without loss, or empty"
-        raise DataError(f"{where}: expected an assistant message that carries loss, but {why}. Drop the row.")
+        all_empty = all(turn.trained and turn.action.ended for turn in turns)
+        why = "empty" if all_empty else "marked as without loss, cut inside a thought or a call, or empty"
+        raise DataError(
+            f"{where}: expected an assistant message that carries loss, but all of them are {why}. Drop the row."
+        )
 
 
 def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from perturn.data.run_paths import OPTIMIZER, RunPaths, begun, checkpoint_of
 from perturn.data.store import read_records, read_trajectories
 from perturn.engines.tinker.stored_policy import stored_policy
 from perturn.errors import DataError, RunError, did_you_mean
+from perturn.formats.read_rows import sides_of
 from perturn.formats.trl_rows import to_trl
 from perturn.io.atomic_write import replacing
 from perturn.run.policy_origin import Maker, find_maker
 from perturn.table import locate, require_library
 from perturn.types import PreferencePair, Trajectory, failed, succeeded, unfinished
+
+_logger = logging.getLogger(__name__)
 
 FORMS = ("trl", "datasets", "hub")
 
@@ -37,7 +42,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     """Export a run's rows: `pairs`, `expert` (successful episodes) and `explored` (without FAILED episodes).
 
     Pairs and explored episodes are of all iterations, in their order. An unfinished episode that a later iteration may
-    resume is left out.
+    resume is left out. So is a row in which an agent has several conversations, with a warning.
 
     Args:
         run: The run folder.
@@ -48,7 +53,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
         The number of rows of each kind.
 
     Raises:
-        RunError: If the run has no rows, or `output` exists.
+        RunError: If the run has no rows, each row has several conversations, or `output` exists.
         ConfigError: If `datasets` is needed and not installed.
         DataError: If `datasets` cannot store a row.
     """
@@ -57,16 +62,48 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
         require_library("datasets", "export --to datasets", "datasets")
     seals = read_manifest(begun(run).folder)["files"]
     refuse_damage(run, {file: one for file, one in seals.items() if one["stage"] and not checkpoint_of(file)})
+    notes = Counter[str]()
     with replacing(output) as fresh:
-        counts = (_save_datasets if form == "datasets" else _write_files)(_rows(run), fresh)
+        rows = {kind: _converted(those, notes) for kind, those in _rows(run).items()}
+        counts = (_save_datasets if form == "datasets" else _write_files)(rows, fresh)
+        if not counts and notes["several"]:
+            raise RunError(
+                f"{run}: no row can be exported, since a row of TRL holds one conversation, and the agents of all "
+                f"{notes['several']} rows have several. Perturn can train on them."
+            )
         if not counts:
             raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")
+    if notes["several"]:
+        _logger.warning(
+            "%s: left out %d rows, in which an agent has several conversations.", output, notes["several"]
+        )
+    if notes["marked"]:
+        _logger.warning(
+            "%s: %d answers are marked as without loss (`weight: 0`) or cut at a token limit (`ended: false`). TRL "
+            "ignores these marks, and trains on the answers and on an end token.",
+            output,
+            notes["marked"],
+        )
     return counts
+
+
+def _converted(
+    rows: Iterable[Trajectory] | Iterable[PreferencePair], notes: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield rows in TRL's form. Count `several`, the rows of several conversations, and `marked`, the marked turns."""
+    for row in rows:
+        sides = sides_of(row)
+        if all(side.is_linear for side in sides):
+            turns = [turn for side in sides for turn in side.turns]
+            notes["marked"] += sum(not (turn.trained and turn.action.ended) for turn in turns)
+            yield to_trl(row)
+        else:
+            notes["several"] += 1
 
 
 def _save_datasets(kinds: Mapping[str, Iterable[Any]], folder: Path) -> dict[str, int]:
     """Save the kinds of rows that are not empty as a DatasetDict, and return their numbers of rows."""
-    found = {name: rows for name, kind in kinds.items() if (rows := [to_trl(row) for row in kind])}
+    found = {name: rows for name, kind in kinds.items() if (rows := list(kind))}
     if found:
         made = {name: as_dataset(rows) for name, rows in found.items()}
         locate("datasets:DatasetDict")(made).save_to_disk(str(folder))
@@ -81,7 +118,7 @@ def _write_files(kinds: Mapping[str, Iterable[Any]], folder: Path) -> dict[str, 
         file = folder / f"{name}.jsonl"
         with file.open("w", encoding="utf-8") as opened:
             for row in rows:
-                opened.write(json.dumps(to_trl(row)) + "\n")
+                opened.write(json.dumps(row) + "\n")
                 counts[name] += 1
         if not counts[name]:
             file.unlink()

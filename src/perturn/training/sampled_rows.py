@@ -122,7 +122,7 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
     if trajectory.sharpened:
         raise DataError(
             f"task {trajectory.task.id!r}: an action was sampled at another temperature or top_p than 1, so its "
-            "log-probabilities at temperature 1 are not those of the sampling; play with temperature 1 and top_p 1."
+            "log-probabilities, at temperature 1, do not fit; play with temperature 1 and top_p 1."
         )
     found: list[float] = []
     for index in sorted(set(encoded.loss_turns)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from inspect import signature
 from typing import Any
 
-from transformers import Trainer
+from transformers import SchedulerType, Trainer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from perturn.config.peer_settings import peers
@@ -134,7 +134,7 @@ def check_schedule(args: TurnConfig, schedule: Any, steps: int, wanted: int) -> 
     Raises:
         ConfigError: If too few steps are left.
     """
-    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)).startswith("constant"):
+    if SchedulerType(args.lr_scheduler_type).value.startswith("constant"):
         return
     made = schedule.last_epoch
     check_fit(

@@ -114,6 +114,10 @@ class Rollout:
     """Name of the policy, or the training step at which the rollout was played."""
     answer: str = ""
     """Gold answer of the task; empty if the file has none."""
+    success: bool | None = None
+    """Whether the record says that the rollout solved its task; None if it does not say."""
+    unread: tuple[str, ...] = ()
+    """Ignored keys of the record, without metadata."""
 
 
 @dataclass(frozen=True)

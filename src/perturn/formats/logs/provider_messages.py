@@ -17,7 +17,7 @@ from typing import Any
 
 from perturn.data.content_parts import Said, flatten_said
 from perturn.errors import DataError
-from perturn.formats.chat_messages import read_answer, read_messages
+from perturn.formats.chat_messages import read_answer, read_messages, with_role
 from perturn.formats.logs.log_values import bad, first, mapping, unpacked
 from perturn.types import Action, Message
 
@@ -156,14 +156,15 @@ def parsed(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return value
     found = unpacked(value, where)
-    inner = found
-    while isinstance(inner, list) and inner:
-        inner = inner[0]
-    return found if isinstance(inner, Mapping) and _is_known(inner) else value
+    return found if is_known(found) else value
 
 
-def _is_known(held: Mapping[str, Any]) -> bool:
-    """Return whether an object is a message or the body of a response."""
+def is_known(held: Any) -> bool:
+    """Return whether a value is a message, a list of messages, or the body of a response."""
+    while isinstance(held, list) and held:
+        held = held[0]
+    if not isinstance(held, Mapping):
+        return False
     lists = any(isinstance(held.get(key), list) for key in ("messages", "parts", "choices", "output"))
     return "role" in held or "lc" in held or lists or held.get("type") in (*_ITEMS, *_LANGCHAIN)
 
@@ -193,11 +194,12 @@ def _shaped(message: Any, where: str) -> Iterator[dict[str, Any]]:
         return
     if not isinstance(message, Mapping):
         raise bad(where, "a message", message)
+    named = with_role(message)
     for is_shape, read in _SHAPES:
-        if is_shape(message):
-            yield from read(message, where)
+        if is_shape(named):
+            yield from read(named, where)
             return
-    yield dict(message)
+    yield named
 
 
 def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
@@ -284,7 +286,7 @@ def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
 
 def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Yield a message in parts, as OpenTelemetry's conventions define it; each tool result is a separate message."""
-    role = {"model": "assistant"}.get(str(message.get("role")), str(message.get("role")))
+    role = str(message.get("role"))
     texts, thoughts, calls, results = [], [], [], []
     for index, part in enumerate(message["parts"]):
         part = {"type": "text", "content": part} if isinstance(part, str) else mapping(part)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from perturn.errors import DataError, did_you_mean
+from perturn.formats.column_names import without_filled
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.langfuse_observations import is_langfuse, read_langfuse
 from perturn.formats.logs.langsmith_runs import is_langsmith, read_langsmith
@@ -72,12 +73,19 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
     if not first:
         return
     chosen = format_name or _recognized(first, source.name)
-    passed = _Passed(chain(first, records))
+    passed = _Passed(map(_as_written, chain(first, records)) if source.filled else chain(first, records))
     for entry in FORMATS[chosen].read(passed, fields or Fields()):
         if isinstance(entry, LostEntry) and entry.why == "no_call" and not entry.reason:
             yield _of_another_format(entry, passed.last, chosen)
         else:
             yield entry
+
+
+def _as_written(record: Record) -> Record:
+    """Return a record of Arrow without the filled-in nulls. The format is recognised from the keys of all columns."""
+    if isinstance(record.value, DataError):
+        return record
+    return replace(record, value=without_filled(record.value))
 
 
 class _Passed:

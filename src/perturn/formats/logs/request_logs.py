@@ -36,7 +36,7 @@ from perturn.formats.logs.log_values import (
     text_id,
     unpacked,
 )
-from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed, tools_of
+from perturn.formats.logs.provider_messages import answer_of, is_known, messages_of, parsed, tools_of
 from perturn.formats.logs.sampled_tokens import with_choice_tokens
 from perturn.formats.logs.streamed_answers import joined
 from perturn.types import Action
@@ -46,6 +46,8 @@ _RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
 _BODIES = ("body", "json", "data", "postData.text", "content.text")
 """Paths of the body in a request or response that also holds a URL and headers. The last two paths are for HAR files.
 """
+_OF_BODIES = {"candidates", "error", "input_tokens", "model", "object", "usage"}
+"""Keys of the body of an API's response. JSON text with none of them may be an answer."""
 _SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
 """Fields of a record, or of its metadata, that are read as scores."""
 _SESSIONS = (
@@ -215,10 +217,14 @@ def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def _response(record: Mapping[str, Any]) -> Any:
     """Return the body of a response. The record of a stored completion is the response itself."""
     for name in _RESPONSES:
-        if (found := joined(record.get(name))) not in (None, "", {}, []):
+        given = record.get(name)
+        if (found := joined(given)) not in (None, "", {}, []):
             body = mapping(found)
             inner = next((joined(held) for path in _BODIES if (held := at_path(body, path))), None)
-            return found if inner is None else inner
+            response = found if inner is None else inner
+            is_body = any(is_known(each) or mapping(each).keys() & _OF_BODIES for each in (found, response))
+            is_json_text = isinstance(given, str) and found == unpacked(given, "")
+            return given if is_json_text and not is_body else response
     return record if isinstance(record.get("choices"), list) else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from perturn.data.records import LARGEST
 from perturn.errors import DataError
+from perturn.formats.chat_messages import CALL_ROLES, with_role
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step, score_of
 from perturn.formats.logs.log_values import at_path, bad, mapping, text_id, unpacked
@@ -52,9 +53,13 @@ def task_of(record: Mapping[str, Any], fields: Fields, usual: Any) -> str | None
 
 
 def with_calls(message: Any, where: str) -> Any:
-    """Return a message with its tool calls in the format of chat completions. The calls may be flat or JSON text."""
+    """Return a message with its role and its tool calls in the format of chat completions.
+
+    The calls may be flat or JSON text.
+    """
     if not isinstance(message, Mapping):
         return message
+    message = with_role(message)
     calls = unpacked(message.get("tool_calls"), where)
     if not isinstance(calls, list) or not calls:
         return {key: value for key, value in message.items() if key != "tool_calls"}
@@ -116,8 +121,13 @@ def steps_of(
     heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
     steps = []
     for index, message in enumerate(completion):
-        at = f"{where}: message {index}"
-        if mapping(message).get("role") == "assistant":
+        at, role = f"{where}: message {index}", mapping(message).get("role")
+        if role in CALL_ROLES:
+            raise DataError(
+                f"{at}: expected an assistant message, got a message of the role {role}. Put its calls under "
+                "tool_calls of the assistant message."
+            )
+        if role == "assistant":
             action = answer_of(message, at) or Action("")
             steps.append(Step(tuple(heard), action, tools, trained=trained(message, at)))
             heard.append(action.message())

@@ -3,6 +3,7 @@
     {"task": "refund-17", "messages": [{"role": "user", "content": "..."}, ...], "reward": 0.0}
 
 Each assistant message may have a `reward` of its own, or the record has a list `rewards` with one for each of them.
+The messages may also be under `conversations`, with `from` and `value`, as in ShareGPT.
 
 This is Perturn's own format, for episodes of an agent that kept texts alone.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.chat_messages import is_trained
+from perturn.formats.column_names import other_names
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
 from perturn.formats.logs.log_values import bad, first, mapping, score_value, text_id
 from perturn.formats.logs.provider_messages import tools_of
@@ -25,10 +27,18 @@ from perturn.formats.rollouts.rollout_records import (
     task_of,
 )
 
+_MESSAGES = ("messages", "conversations")
 _SCORES = ("reward", "score")
 """Keys of the score. If a record has both, `reward` counts."""
 _REWARDS = "rewards"
 """Key of a list with the reward of each assistant message."""
+_TASKS = ("task", "task_id")
+"""Keys of the task. If a record has both, `task` counts."""
+_READ = {
+    *("system", "tools", "truncated", "error", "model", "success"),
+    *(*_MESSAGES, *_SCORES, _REWARDS, *_TASKS),
+}
+"""Keys of a record that are read."""
 _LONGEST = 1000
 """Maximum length of an error, in characters. A longer error is cut."""
 _ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "completion", "choices"})
@@ -37,56 +47,63 @@ _ANSWERS = frozenset({"response", "response_body", "responseBody", "resp", "comp
 
 def is_conversation(record: Mapping[str, Any]) -> bool:
     """Return whether a record is a conversation with a score, and not a request that is logged with its response."""
-    messages = record.get("messages")
+    messages = _messages(record)
     if not isinstance(messages, list) or _ANSWERS & record.keys():
         return False
     scored = any(key in record for key in (*_SCORES, _REWARDS))
     return scored or any("reward" in mapping(each) for each in messages)
 
 
-def _is_true(value: Any, where: str) -> bool:
-    """Return a field that is true or false, and may be missing.
+def _messages(record: Mapping[str, Any]) -> Any:
+    """Return the messages of a record; None if it has none."""
+    return next((record[key] for key in _MESSAGES if record.get(key) is not None), None)
+
+
+def _truth(value: Any, where: str) -> bool | None:
+    """Return a field that is true or false; None if it is missing.
 
     Raises:
         DataError: If the value is another one, such as the text `false`.
     """
     if value not in (None, True, False):
         raise bad(where, "true or false", value)
-    return bool(value)
+    return None if value is None else bool(value)
 
 
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield the rollout of a record. Each assistant message is a turn, which may be marked as not trained."""
-    if "messages" not in record:
+    if _messages(record) is None:
         yield LostEntry(where, "no_call")
         return
     if logged := {key for key in _ANSWERS if record.get(key)}:
         raise DataError(
             f"{where}: the record has {min(logged)} too, so that it is a request and no conversation."
         )
-    messages = listed(record["messages"], f"{where}: messages", "user")
+    messages = listed(_messages(record), f"{where}: messages", "user")
     error = record.get("error")
     if record.get("system"):
         messages = [{"role": "system", "content": record["system"]}, *messages]
     tools = tools_of(record.get("tools"), f"{where}: tools")
     rewards = _rewards(record, messages, where)
     steps = steps_of([], messages, where, tools, is_trained, rewards)
-    cut = _is_true(record.get("truncated"), f"{where}: truncated")
     score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
     if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
-    task = first(record, "task")
+    task = first(record, *_TASKS)
     if fields.task is None and task is not None and text_id(task) is None:
         raise bad(f"{where}: task", "a text or a whole number", task)
-    question = next((each.get("content") for each in steps[0].messages if each["role"] == "user"), None)
+    question = next((each.get("content") for each in steps[-1].messages if each["role"] == "user"), None)
+    named = {path.partition(".")[0] for path in (fields.task, fields.score) if path}
     yield Rollout(
         where,
         task_of(record, fields, question if task is None else task),
         steps,
         scores_of(record, fields, score),
-        truncated=cut,
+        truncated=bool(_truth(record.get("truncated"), f"{where}: truncated")),
         error=str(error)[:_LONGEST] if error else None,
         policy=str(record.get("model") or ""),
+        success=_truth(record.get("success"), f"{where}: success"),
+        unread=tuple(other_names({key: held for key, held in record.items() if key not in _READ | named})),
     )
 
 

@@ -57,7 +57,7 @@ def _completion(record: Mapping[str, Any], where: str, fields: Fields) -> Rollou
     """Return the rollout of a row of logged completions. Completions of the same prompt and step are a group."""
     prompt = listed(record.get("prompt"), f"{where}: prompt", "user")
     completion = listed(record.get("completion"), f"{where}: completion", "assistant")
-    steps = steps_of([_filled(each) for each in prompt], [_filled(each) for each in completion], where)
+    steps = steps_of(prompt, completion, where)
     first = next((each["content"] for each in steps[0].messages if each["role"] == "user"), "")
     step = text_id(record.get("step"))
     return Rollout(
@@ -75,12 +75,3 @@ def _scores(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
         wanted = name == fields.score if fields.score is not None else name not in _KNOWN
         if wanted and not isinstance(value, str) and (number := score_value(value)) is not None:
             yield Score(name, number, "")
-
-
-def _filled(message: Any) -> Any:
-    """Return a message without the None values that Parquet fills in for keys of other tool calls."""
-    if isinstance(message, list):
-        return [_filled(each) for each in message]
-    if isinstance(message, Mapping):
-        return {key: _filled(value) for key, value in message.items() if value is not None}
-    return message

@@ -22,8 +22,8 @@ from perturn.formats.row_sources import Location
 from perturn.rows.endings import weighted
 from perturn.rows.group_pairs import GroupPairs
 from perturn.run.log_import.log_episodes import episode_of, scored, trajectory_of
-from perturn.run.log_import.log_spool import LogSpool
-from perturn.types import Trajectory, failed
+from perturn.run.log_import.log_spool import LogSpool, can_carry_loss
+from perturn.types import Action, Trajectory, failed
 
 FORMS = ("trajectories", "labelled", "pairs")
 """Kinds of rows that can be written."""
@@ -60,6 +60,8 @@ class LogAccount:
     entries."""
     shared_ids: int = 0
     """Number of calls that share their id with a call of other content."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Number of rollouts by ignored key of their records."""
     replaced_rewards: int = 0
     """Number of rollouts whose turn rewards do not sum to the score, so that the last turn gets the score."""
     rows: int = 0
@@ -86,6 +88,7 @@ class LogAccount:
             "sequences": self.sequences,
             "replaced_rewards": self.replaced_rewards,
             "lacking": self.lacking,
+            "unread": dict(self.unread),
             "broke": broke,
             "faults": list(self.shown_faults()),
         }
@@ -217,27 +220,31 @@ def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
     except DataError as error:
         _lose(account, "unsupported", call.where, str(error))
         return
-    _tell_no_scores(call, account)
+    _tell_faults(call, [call.answer], account)
 
 
 def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: LogAccount) -> None:
     """Add a whole rollout to the database, or count the reason to leave it out."""
     try:
         trajectory, found = trajectory_of(rollout, environment)
-        spool.add_rollout(line_of(trajectory), rollout.scores)
+        spool.add_rollout(line_of(trajectory), rollout.scores, rollout.success)
     except DataError as error:
         _lose(account, "unsupported", rollout.where, str(error))
         return
     account.sequences += found.sequences
     account.broke += found.broke
-    _tell_no_scores(rollout, account)
+    account.unread.update(rollout.unread)
+    _tell_faults(rollout, [step.answer for step in rollout.steps], account)
 
 
-def _tell_no_scores(entry: Call | Rollout, account: LogAccount) -> None:
-    """Record the faults of an entry's scores that are no numbers."""
+def _tell_faults(entry: Call | Rollout, answers: Sequence[Action], account: LogAccount) -> None:
+    """Record the scores of an entry that are no numbers, and its tool calls that cannot be read."""
     for one in entry.scores:
         if one.value is None:
             _tell(account, "score", entry.where, no_score(one))
+    if not all(map(can_carry_loss, answers)):
+        said = "a tool call without valid arguments, an object or its JSON text, is stored as text."
+        _tell(account, "without loss", entry.where, said)
 
 
 def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
@@ -270,14 +277,14 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
         account.calls["turns"] += len(calls)
         account.episodes[ended] += 1
         spool.add_episode(calls[0].n, episode.trajectory, len(calls))
-    for n, line, value in spool.rollouts(account.score):
+    for n, line, value, success in spool.rollouts(account.score):
         one = parse_line(Trajectory, line, "rollout")
         why = _left_out(one, value, settings, account)
         if why is not None:
             account.calls[why] += 1
             account.episodes[why] += 1
             continue
-        one, replaced = scored(one, value, settings.success_at)
+        one, replaced = scored(one, value, settings.success_at, success)
         account.replaced_rewards += replaced
         account.calls["rollouts"] += 1
         is_scored = value is not None or failed(one)

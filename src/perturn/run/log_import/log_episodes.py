@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from perturn.episodes.prefix_matching import Cause, Position, Sequences, in_call_order
+from perturn.episodes.prefix_matching import Cause, Position, Sequences, as_recorded, in_call_order
 from perturn.formats.logs.log_entries import Rollout, Step
-from perturn.run.log_import.log_spool import Logged
+from perturn.run.log_import.log_spool import Logged, can_carry_loss
 from perturn.types import OPENS, Message, Opening, Status, Task, Trajectory, Turn
 
 _LONGEST = 200
@@ -61,19 +61,19 @@ def assemble(steps: Iterable[Step]) -> Assembled:
         else:
             asked = sequences.position(messages, earlier=earlier[0], same=_shared(earlier[1], messages))
         earlier = asked, messages, step.tools
-        opens = asked.follows == OPENS
+        opens, answer = asked.follows == OPENS, as_recorded(step.answer)
         if opens and not index:
             found.opening = Opening(asked.prompt, step.tools)
         turn = Turn(
             asked.heard,
-            step.answer,
+            answer,
             reward=step.reward or 0.0,
-            trained=step.trained,
+            trained=step.trained and can_carry_loss(step.answer),
             follows=None if asked.follows == index - 1 else asked.follows,
             opening=Opening(asked.prompt, step.tools) if opens and index else None,
         )
         found.turns.append(turn)
-        sequences.add(asked, step.answer.message())
+        sequences.add(asked, answer.message())
         if asked.broke is not None:
             found.broke[asked.broke.cause] += 1
     return found
@@ -96,7 +96,10 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
         environment: Name of the log's format, which becomes the trajectory's environment.
         success_at: Smallest score of a success. None: any score above 0.
     """
-    found = assemble(Step(tuple(call.messages), call.action, call.tools, call.score) for call in calls)
+    found = assemble(
+        Step(tuple(call.messages), call.action, call.tools, call.score, call.held["trained"])
+        for call in calls
+    )
     scores = [call.score for call in calls if call.score is not None]
     succeeded = [score > 0 if success_at is None else score >= success_at for score in scores]
     trajectory = Trajectory(
@@ -154,7 +157,9 @@ def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assem
     return trajectory, found
 
 
-def scored(trajectory: Trajectory, score: float | None, success_at: float | None) -> tuple[Trajectory, bool]:
+def scored(
+    trajectory: Trajectory, score: float | None, success_at: float | None, succeeded: bool | None = None
+) -> tuple[Trajectory, bool]:
     """Return a rollout's trajectory with its total reward, and whether the rewards of its turns were replaced.
 
     Rewards of turns are kept if they sum to the total reward. Otherwise the last turn gets the total reward.
@@ -163,6 +168,8 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
         trajectory: Trajectory from `trajectory_of`.
         score: Total reward. None: the rollout has no score, so the total is the sum of the rewards of its turns.
         success_at: Smallest score of a success. None: any score above 0.
+        succeeded: Whether the record says that the rollout is a success; None if it does not say. It counts unless
+            `success_at` is given.
     """
     turns = trajectory.turns
     had = any(turn.reward for turn in turns)
@@ -172,6 +179,8 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
         turns = tuple(replace(turn, reward=0.0) for turn in turns)
         turns = (*turns[:-1], replace(turns[-1], reward=total)) if turns else ()
     success = score is not None and (score > 0 if success_at is None else score >= success_at)
+    if succeeded is not None and success_at is None:
+        success = succeeded
     if trajectory.status is Status.FAILED:
         success = False
     return replace(trajectory, turns=turns, total_reward=total, success=success), had and not fits

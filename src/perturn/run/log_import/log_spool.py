@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.records import line_of
-from perturn.episodes.prefix_matching import Sequences, in_call_order
+from perturn.episodes.prefix_matching import Sequences, in_call_order, is_broken
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Call, Score, Trace
 from perturn.io.plain_data import fault, mended
@@ -27,7 +27,7 @@ create index by_call on scores (n);
 create table traces (id text primary key, session text) without rowid;
 create table ends (key blob primary key, episode text) without rowid;
 create table continued (n integer primary key, episode text);
-create table rollouts (n integer primary key, line blob);
+create table rollouts (n integer primary key, line blob, success integer);
 create table episodes (n integer primary key, task text, policy text, calls integer, line blob);
 create index by_task on episodes (task, abs(n));
 """
@@ -87,6 +87,11 @@ class Logged:
         return tuple(self.held["tools"])
 
 
+def can_carry_loss(answer: Action) -> bool:
+    """Return whether an answer can be trained. If its calls become text, only its sampled tokens can be trained."""
+    return answer.token_ids is not None or not is_broken(answer)
+
+
 def _packed(call: Call) -> tuple[str, bytes]:
     """Return a call as text for the database, and a digest of its content.
 
@@ -105,6 +110,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
     held = {
         **content,
         "ended": call.answer.ended,
+        "trained": can_carry_loss(call.answer),
         "token_ids": call.answer.token_ids,
         "logprobs": call.answer.logprobs,
         "model": mended(call.model),
@@ -165,23 +171,25 @@ class LogSpool:
         )
         return True
 
-    def add_rollout(self, line: bytes, scores: Sequence[Score]) -> None:
-        """Add the trajectory of a whole rollout, as a line of JSON, and its scores."""
+    def add_rollout(self, line: bytes, scores: Sequence[Score], success: bool | None = None) -> None:
+        """Add the trajectory of a whole rollout, as a line of JSON, with its scores and the success in its record."""
         self._rollouts += 1
         n = -self._rollouts  # negative, unlike the numbers of calls
-        self._db.execute("insert into rollouts values (?, ?)", (n, line))
+        self._db.execute("insert into rollouts values (?, ?, ?)", (n, line, success))
         self._db.executemany(
             "insert into scores (name, value, n) values (?, ?, ?)",
             [(one.name, one.value, n) for one in scores],
         )
 
-    def rollouts(self, score: str | None) -> Iterator[tuple[int, bytes, float | None]]:
-        """Yield `(number, trajectory as a line, score)` for each whole rollout, in the order of the log."""
-        yield from self._db.execute(
-            "select n, line, (select avg(value) from scores s where s.n = r.n and s.name is ?) from rollouts r "
-            "order by n desc",
+    def rollouts(self, score: str | None) -> Iterator[tuple[int, bytes, float | None, bool | None]]:
+        """Yield `(number, trajectory as a line, score, success)` for each whole rollout, in the order of the log."""
+        rows = self._db.execute(
+            "select n, line, (select avg(value) from scores s where s.n = r.n and s.name is ?), success "
+            "from rollouts r order by n desc",
             (score,),
         )
+        for n, line, value, success in rows:
+            yield n, line, value, None if success is None else bool(success)
 
     def add_score(self, score: Score) -> None:
         """Add a score that belongs to a call, trace or session."""
