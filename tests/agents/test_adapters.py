@@ -148,6 +148,18 @@ def test_tasks_in_the_home_folder_count_as_input(tmp_path, monkeypatch):
     assert str(tmp_path / "home.jsonl") in Agent.traits.reads(section)
 
 
+@pytest.mark.parametrize("kind", ["function", "adapter"])
+def test_a_missing_client_is_named_before_any_work(kind, tmp_path, monkeypatch):
+    """It is OpenAI's, of this interpreter."""
+    monkeypatch.setattr("perturn.table.find_spec", lambda name: None)
+    what = {"function": f"{STUB}:rollout"} if kind == "function" else {"adapter": STUB}
+
+    with pytest.raises(
+        ConfigError, match=rf'environment\.{kind} needs openai; run: pip install "perturn\[api\]"'
+    ):
+        make_environment({"name": "agent", "tasks": "train", **what})
+
+
 def test_an_adapter_that_lists_texts_is_told_what_a_row_is(tmp_path):
     (tmp_path / "texts.py").write_text(
         "def tasks(source):\n    return ['a']\n\n\nasync def rollout(task, client):\n    return 1.0\n"

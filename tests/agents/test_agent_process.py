@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from perturn.envs.agent import agent_process
-from perturn.envs.agent.agent_episode import settle
+from perturn.envs.agent.agent_episode import _reward, settle
 from perturn.envs.agent.agent_launch import Command, function_of
 from perturn.envs.agent.agent_process import AgentProcess
+from perturn.envs.load_environment import make_environment
 from perturn.errors import EnvironmentFailure
+
+from .playing import agents
 
 
 def test_an_agent_that_leaves_a_writing_child_has_ended():
@@ -85,3 +88,24 @@ def test_an_agent_without_free_files_fails_with_a_remedy(monkeypatch):
 
     with pytest.raises(EnvironmentFailure, match=r"open files; set explore\.concurrency to fewer"):
         AgentProcess(Command(["true"]), {"id": "a"}, {}, lambda: None)
+
+
+@pytest.mark.parametrize("given", [True, {"reward": True}])
+def test_a_boolean_is_no_reward(given):
+    with pytest.raises(
+        EnvironmentFailure, match=r"expected a number, got True \(bool\); write float\(True\)"
+    ):
+        _reward(given)
+
+
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+def test_hosts_without_a_proxy_stay_without_one(tmp_path, monkeypatch, name):
+    """In the user's variable of either case; both get the endpoint's host too."""
+    for each in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "intranet.example")
+    world = make_environment(agents(tmp_path, [{"id": "a"}]))
+
+    given = world._variables(SimpleNamespace(url="http://127.0.0.1:1/s", key="k"), 1)
+
+    assert (given["NO_PROXY"], given["no_proxy"]) == ("intranet.example,127.0.0.1",) * 2

@@ -10,7 +10,7 @@ from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.play_many import play
-from perturn.errors import RunError
+from perturn.errors import ContextFull, RunError
 from perturn.measure.worlds import check_world
 from perturn.types import Action, Sampling, Status, came_back, came_elsewhere
 
@@ -97,6 +97,16 @@ def test_a_branch_after_an_action_may_see_another_request(recorded):
     assert came_elsewhere(elsewhere)
     assert "did not come back to turn 2, since its request differs: expected ..." in elsewhere.error
     assert "Other." in elsewhere.error
+
+
+def test_a_full_context_ends_a_branch_after_an_action(recorded):
+    """It has no turn of its own, but its last kept action was answered anew."""
+    part, begun = recorded
+    full = Scripted(lambda prompt: ContextFull("full"))
+
+    found = run(part, Job(begun.task, 9, 4, begun, 2, anew=True), full)
+    assert (found.status, found.error, len(found.turns)) == (Status.COMPLETED, "ContextFull: full", 2)
+    assert run(part, Job(begun.task, 9, 4, begun, 2), full).status is Status.FAILED
 
 
 def test_an_agent_with_a_clock_does_not_come_back(tmp_path):
@@ -280,6 +290,17 @@ def test_several_answers_to_one_request_come_back(tmp_path, kept):
     assert came_back(branch)
     assert [turn.action.text for turn in branch.turns[:kept]] == ["a0", "a1", "a2"][:kept]
     assert len(branch.turns) == 4
+
+
+def test_a_limit_within_several_answers_to_one_request_leaves_none_out(tmp_path):
+    """Three answers are given, although the limit is two. The next request is rejected."""
+    part = section(tmp_path, "choosing")
+    (task,) = make_environment(part).tasks("train")
+
+    one = run(part, Job(task, 7, 0), Counting(), replace(PROTOCOLS["agent"], max_turns=2))
+
+    assert (one.status, one.truncated) == (Status.COMPLETED, True)
+    assert [turn.action.text for turn in one.turns] == ["a0", "a1", "a2"]
 
 
 def test_a_pause_within_several_answers_is_no_window(tmp_path):

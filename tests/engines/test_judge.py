@@ -59,6 +59,18 @@ def test_a_verdict_is_one_name_in_two_pairs_of_brackets(judgment, rating):
     assert read_verdict(judgment, {"A": 1.0, "B": -1.0, "C": 0.0}) == rating
 
 
+@pytest.mark.parametrize("thought", ["<think>\nMaybe [[3]].\n</think>\n\n", "Maybe [[3]].\n</think>"])
+def test_a_rating_in_a_thought_is_none(thought):
+    """A judge may draft ratings before it decides. A thought that is cut has no rating."""
+    questions = [
+        Question("Grade.", thought + "[[4]]", "one"),
+        Question("Grade.", "<think>\nSay [[3]]", "two"),
+    ]
+    decided, cut = judge(lambda text, seed: text).rate(questions)
+
+    assert (decided.ratings, cut.ratings) == ((4,), ())
+
+
 def test_what_has_no_rating_is_asked_again_and_the_others_are_not():
     """The second question is answered at the third try, the third never."""
     found = judge(

@@ -362,7 +362,7 @@ RECIPE = """
 name: served
 model: {{name: {folder}, dtype: float32}}
 environment: {{name: "own_environment:GuessNumber"}}
-protocol: {{name: guess, system: Guess., max_turns: 3}}
+protocol: {{name: guess, format: react, system: Guess., max_turns: 3}}
 engine: {{name: vllm, servers: ["{address}"], max_retries: 0}}
 sft: {{loss: {{name: sft}}, tasks: {{per_kind: 2}}}}
 align: {{loss: {{name: tlm-dre}}}}

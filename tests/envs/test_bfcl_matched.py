@@ -64,17 +64,17 @@ def test_f1_pays_the_expert_one_and_its_rises_sum_to_it(world):
 
 
 def test_f1_is_that_of_the_matches_which_the_credit_reads(world):
-    """Gold calls shuffled, left out and doubled, and malformed actions, wherever that stops: 2 S / (P + G)."""
+    """Gold calls shuffled, left out and doubled, wherever that stops: 2 S / (P + G)."""
     draw = random.Random(0)
     for task in world.tasks("all")[::10]:
         gold = gold_calls(world, task)
-        said = draw.choices([*world.expert(task), "<no action>"], k=8)
+        said = draw.choices(world.expert(task), k=8)
         world.reset(task)
         total, turns = 0.0, []
         for action in said:
             seen = world.step(action)
             total += seen.reward
-            turns.append(Turn((), Action(written(action)), valid=seen.valid))
+            turns.append(Turn((), Action(write_text(read_action(action))), valid=seen.valid))
             if seen.terminated:
                 break
         matches = match(Trajectory(task, tuple(turns)), gold, ToolMatches())
@@ -83,22 +83,17 @@ def test_f1_is_that_of_the_matches_which_the_credit_reads(world):
         assert total == pytest.approx(2 * sums / (calls + len(gold)), abs=1e-9)
 
 
-def written(action):
-    """What a policy writes for an action of the world's."""
-    return write_text(read_action(action)) if read_action(action) else "<tool_call>"
-
-
-def test_malformed_actions_lower_f1(world):
-    """One of G gold calls, then an action that is none: 2 / (1 + G), then 2 / (2 + G)."""
+def test_a_malformed_action_is_no_call(world):
+    """One of G gold calls, then an action that is none: 2 / (1 + G), as without it."""
     task = world.tasks("all")[0]
     gold = gold_calls(world, task)
     world.reset(task)
 
     first = world.step(write_action(ToolAction("", (gold[0],)))).reward
-    second = world.step("no action").reward
+    second = world.step("no action")
 
     assert first == pytest.approx(2 / (1 + len(gold)), abs=1e-12)
-    assert first + second == pytest.approx(2 / (2 + len(gold)), abs=1e-12)
+    assert (second.reward, second.valid) == (0.0, False)
 
 
 def test_a_new_episode_begins_at_zero(world):

@@ -214,7 +214,7 @@ def test_tools_of_several_servers_are_offered_together_or_chosen(make):
 
     assert [tool["function"]["name"] for tool in posed.tools] == ["other_add", "count"]
     assert call(world, "other_add", a=1, b=2).results == ("3",)
-    assert not call(world, "add", a=1, b=2).valid
+    assert call(world, "add", a=1, b=2).results == ("Error: there is no tool 'add'.",)
 
 
 def test_two_tools_of_one_name_are_refused(make):

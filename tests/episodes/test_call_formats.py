@@ -173,6 +173,7 @@ def test_a_clear_call_is_executed(text, calls):
         "I make a <tool_call> for it.",
         CALL + "</tool_call>",
         "<think>\nI may " + CALL,
+        "<think>\nI may call the to",
         "<tool_call><function=find><parameter=path>\na\n</parameter><parameter=path>\nb\n</parameter></function></tool_call>",
         "<tool_call><function=find>a.txt</function></tool_call>",
         "<tool_call><function=find><parameter=path>a.txt</function></tool_call>",

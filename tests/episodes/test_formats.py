@@ -110,6 +110,20 @@ def test_closed_thoughts_before_an_answer_are_not_sent(name, thought):
     assert understood(said, FORMATS[name]) == "go north"
 
 
+@pytest.mark.parametrize("thought", [*OPENED, *PROMPTED])
+def test_with_tools_a_thought_is_neither_sent_nor_an_answer(thought):
+    """The record keeps the whole text. A call of the engine's own, beside a thought in the text, is sent too."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    sent = [
+        understood(each, FORMATS["tools"])
+        for each in (Action(thought + "Paris"), Action(thought), Action(thought, tool_calls=(call,)))
+    ]
+
+    assert sent == [
+        '{"text": "Paris", "calls": []}', None, '{"text": "", "calls": [{"name": "look", "arguments": {}}]}',
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "text",
     ["Type '</think>' in the box", "go <think> on </think>", "<think>\nIt is dark.", "a</think>b", "go"],

@@ -92,6 +92,26 @@ def test_a_users_last_words_are_stored_too():
     assert parse_line(Trajectory, line_of(one), "here") == one
 
 
+@pytest.mark.parametrize("thought", ["<think>\nI say Bye.\n</think>\n\n", "I say Bye.\n</think>\n\n"])
+def test_a_thought_of_the_users_model_is_not_said(thought):
+    """Neither to the environment, which `Bye.` would end, nor to the policy, nor in the record."""
+    one, prompts = by_hand(jobs()[0], thought + "Hi.", "What?", thought + "A pear.", "sell pear")
+
+    assert [turn.observation_text for turn in one.turns] == ["Hi.", "A pear."]
+    assert [turn.user_said for turn in one.turns] == [("Hi.",), ("A pear.",)]
+    assert thought not in str(prompts)
+
+
+@pytest.mark.parametrize("said", ["", " \n", "<think>\nI say", "<think>\nI say Hi.\n</think>"])
+def test_an_answer_of_the_users_model_without_text_fails_the_episode(said):
+    one, _ = by_hand(jobs()[0], said)
+
+    assert one.status is Status.FAILED
+    assert one.error == (
+        "EnvironmentFailure: the user's model gave no text; raise user.sampling.max_new_tokens."
+    )
+
+
 def test_without_a_model_the_script_speaks():
     one, prompts = by_hand(jobs()[0], "What?", "sell apple", protocol=SCRIPTED)
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
-from perturn.episodes.calls.find_calls import without_thought
+from perturn.episodes.calls.find_calls import without_thought, words_after_thought
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.job import Job as Job
@@ -122,8 +122,8 @@ def _turn_by_turn(
     except (RunError, KeyboardInterrupt, GeneratorExit):  # they stop the whole run
         raise
     except ContextFull as error:
-        # A resumed UNFINISHED episode keeps its turns; a branch needs a new turn of its own.
-        played = len(turns) > (0 if job.kept is None else len(begun))
+        # A branch needs a turn of its own; with `anew`, the environment has answered the last kept turn anew.
+        played = len(turns) > (0 if job.kept is None or job.anew else len(begun))
         record = _cut(record, seen, error) if played else _failed(record, error)
     except BaseException as error:  # noqa: BLE001  environments are code of others; a failed episode is recorded
         record = _failed(record, error)
@@ -263,8 +263,8 @@ def _from(text: str, at: int) -> str:
 def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
     """Return the action with its tool calls, the text for the environment, and the calls.
 
-    The text is None if the action breaks the format. An action that cannot be stored without change breaks every
-    format. Token ids are kept as sampled.
+    The text has no thoughts. It is None if the action breaks the format. An action that cannot be stored without change
+    breaks every format. Token ids are kept as sampled.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(
@@ -277,7 +277,10 @@ def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | N
     if not reader.native:
         return action, _command(action.text, reader), ()
     action, said = understand(action, tools)
-    return (action, None, ()) if said is None else (action, write_action(said), said.calls)
+    said = said and replace(said, text=words_after_thought(said.text))
+    if said is None or not (said.text or said.calls):
+        return action, None, ()
+    return action, write_action(said), said.calls
 
 
 def _command(text: str, reader: Format) -> str | None:

@@ -84,5 +84,5 @@ FORMATS = {
 """Action formats by name. `react`: a thought and an action (Yao et al. 2022, arXiv:2210.03629). The parser is stricter
 than ETO's (Song et al. 2024, arXiv:2403.02502), which takes all text after `Action:` and needs no thought. `action`: an
 action without a thought. `plain`: the whole text is the action, even if it is empty. `tools`: native tool calls in the
-form of the chat template, or a message to the user. In the other formats, thoughts before the text are not parsed. If
-the prompt opened the thought, `plain` cannot distinguish it from the action, and parses it too."""
+form of the chat template, or a message to the user. Thoughts before the text are not parsed. If the prompt opened the
+thought, `plain` cannot distinguish it from the action, and parses it too."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 from statistics import median
@@ -32,6 +34,10 @@ _PATIENCE = 0.2
 """Time that the engine waits for more prompts, as a fraction of the time of a batch."""
 _IDLE = 0.25
 """Seconds that the engine may be idle for each second of work, if environments are slower than the engine."""
+_MOMENT_S = 0.003
+"""Seconds to wait for an answer to concurrent calls, before the next prompts are passed on."""
+_LAST_S = 5.0
+"""Seconds that open calls may still take when a play is interrupted, so that an API's answers are recorded."""
 
 
 def play(
@@ -48,11 +54,11 @@ def play(
 ) -> Iterator[Trajectory]:
     """Play many episodes at once, and yield each trajectory as soon as its episode ends.
 
-    Each environment is made, stepped and closed in its own thread. The engine answers prompts in the thread that
-    consumes the trajectories. It never waits for the slowest environment. A streaming engine accepts prompts as they
-    come. Any other engine waits for more prompts for at most a fifth of the time of a batch. So the order of
-    trajectories and the batches depend on timing. Each answer is the same at any timing, except for rounding (see
-    `Prompt.seed`).
+    Each environment is made, stepped and closed in its own thread. The engine never waits for the slowest environment.
+    An engine that allows concurrent calls gets each prompt at once, in a thread of its own. Other engines answer in the
+    thread that consumes the trajectories. A streaming engine accepts prompts as they come. The remaining engines wait
+    for more prompts for at most a fifth of the time of a batch. So the order of trajectories and the batches depend on
+    timing. Each answer is the same at any timing, except for rounding (see `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in the order in which they start.
@@ -74,9 +80,11 @@ def play(
         return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
 
     workers = Workers(start, make_environment, retries, coming, hear, slots)
-    counter: _Stream | _Batches = _Batches(engine, sampling)
+    counter: _Stream | _Calls | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
+    elif abilities.concurrent:
+        counter = _Calls(engine, sampling, concurrency)
     asked: dict[str, Worker] = {}
     with closing(workers), closing(counter):
         workers.begin(islice(coming, concurrency))
@@ -87,7 +95,7 @@ def play(
                     counter.submit(said, worker.took)
                 else:
                     engine.forget(Job(said.task, said.seed, said.sample).conversation)
-                    yield said
+                    yield replace(said, sharpened=sampling.sharpens)
             for prompt, answer in counter.advance(workers.busy):
                 asked.pop(prompt.conversation).inbox.put(answer)
 
@@ -153,6 +161,35 @@ class _Stream:
         if isinstance(self._engine, CancellingEngine):
             for prompt in self._open.values():
                 self._engine.cancel(prompt.conversation)
+
+
+class _Calls:
+    """Pass each prompt at once to an engine that allows concurrent calls, so that no prompt waits for the slowest."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, most: int) -> None:
+        self._engine, self._sampling = engine, sampling
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="engine")
+        self._open: dict[Future[Sequence[Action | EngineFailure]], Prompt] = {}
+
+    def wait(self, busy: int) -> float | None:
+        """Return how many seconds to wait for more prompts; None: no limit."""
+        return 0.0 if self._open else None
+
+    def submit(self, prompt: Prompt, took: float | None) -> None:
+        """Call the engine with a prompt, in a thread of the pool."""
+        self._open[self._pool.submit(self._engine.generate, [prompt], self._sampling)] = prompt
+
+    def advance(self, busy: int) -> _Answered:
+        """Wait for a moment and return the finished answers; if a call raises, wait for the other calls and raise."""
+        ended = wait(self._open, _MOMENT_S, FIRST_COMPLETED).done
+        if any(call.exception() for call in ended):
+            self._pool.shutdown(cancel_futures=True)  # paid answers of an API must be recorded
+        return [(self._open.pop(call), checked_answers(self._engine, call.result(), 1)[0]) for call in ended]
+
+    def close(self) -> None:
+        """Drop the prompts that are still open, since the play was interrupted."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait([call for call in self._open if not call.cancelled()], _LAST_S)
 
 
 class _Batches:

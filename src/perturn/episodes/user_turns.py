@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
+from perturn.episodes.calls.find_calls import words_after_thought
 from perturn.episodes.job import Job
 from perturn.errors import EnvironmentFailure
 from perturn.faults import sound
@@ -43,8 +44,8 @@ class User:
             turn: Index of the policy's next turn.
 
         Raises:
-            EnvironmentFailure: If no model and no script plays the user, or the environment asks for the user's turn
-                too often in a row.
+            EnvironmentFailure: If no model and no script plays the user, the model gives no text, or the environment
+                asks for the user's turn too often in a row.
         """
         self.said = ()
         while seen.user is not None and not seen.terminated:
@@ -55,9 +56,7 @@ class User:
                 )
             text = self._again(turn)
             if text is None:
-                text = (
-                    seen.user.scripted if self._user is None else (yield self._prompt(seen.user, turn)).text
-                )
+                text = seen.user.scripted if self._user is None else (yield from self._ask(seen.user, turn))
             if text is None:
                 raise EnvironmentFailure(
                     f"{self._env.name} hands over the user's turn, and nobody plays the user; set user, such as "
@@ -79,6 +78,18 @@ class User:
         """Return the user's recorded text for this point of the episode; None if there is none."""
         texts = self._recorded[turn] if turn < len(self._recorded) else ()
         return texts[len(self.said)] if len(self.said) < len(texts) else None
+
+    def _ask(self, asked: UserTurn, turn: int) -> Generator[Prompt, Action, str]:
+        """Let the user's model speak, and return its words without thoughts.
+
+        Raises:
+            EnvironmentFailure: If nothing but thoughts came.
+        """
+        answer = yield self._prompt(asked, turn)
+        words = words_after_thought(answer.text)
+        if not words:
+            raise EnvironmentFailure("the user's model gave no text; raise user.sampling.max_new_tokens.")
+        return words
 
     def _prompt(self, asked: UserTurn, turn: int) -> Prompt:
         """Return the prompt of the user's model."""

@@ -21,7 +21,7 @@ model: {{name: teacher-1}}
 engine: {{name: api, base_url: "{url}", max_retries: 1}}
 environment: {{name: "{world}"}}
 worlds: {{processes: 0}}
-protocol: {{name: tiny, system: Guess., max_turns: 6}}
+protocol: {{name: tiny, format: react, system: Guess., max_turns: 6}}
 explore: {{tasks: {{split: test}}}}
 evaluate: {{tasks: {{split: train}}, concurrency: 2}}
 """

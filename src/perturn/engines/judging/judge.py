@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
+from perturn.episodes.calls.find_calls import words_after_thought
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.types import Action, Engine, Message, Prompt, Sampling
 
@@ -121,7 +122,8 @@ class Judge:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _read(self, said: str) -> float | None:
-        return read_verdict(said, self.verdicts) if self.verdicts else read_rating(said, self.scale)
+        words = words_after_thought(said)
+        return read_verdict(words, self.verdicts) if self.verdicts else read_rating(words, self.scale)
 
     def _unread(self, said: str) -> str:
         low, high = self.scale

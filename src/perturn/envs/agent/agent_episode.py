@@ -31,7 +31,7 @@ class Limits:
     """Limits of an episode."""
 
     turns: int
-    """Largest number of answers to the agent."""
+    """Number of answers to the agent after which the episode ends."""
     tokens: int | None
     """Number of tokens of all answers after which the episode ends; None: no limit."""
     seconds: float
@@ -63,13 +63,14 @@ class Conversation:
         self._early: list[Question] = []
         self._before: Question | None = None
         """Newest answered request, if its answer must be recorded before the next one."""
+        self._answered: list[Question] = []
         self._tokens = 0
         self._left = limits.seconds
 
     def hold(self, job: Job, replay: Replay, line: Line) -> Generator[Prompt, Action, None]:
         """Yield each request as a prompt and answer it with the action that is sent back, until the agent exits.
 
-        After a limit, requests are rejected, and the agent has some seconds to exit.
+        After a limit, new requests are rejected, and the agent has some seconds to exit.
 
         Args:
             job: The episode. The engine knows all prompts of the episode by `job.conversation`.
@@ -83,11 +84,13 @@ class Conversation:
         while (question := self._question(replay)) is not None:
             if question.is_abandoned():
                 continue
-            self.reached = self.reached or self._reached()
+            is_begun = any(map(question.is_with, self._answered))
+            if not is_begun:  # all answers to a request are given, or its client gets none of them
+                self.reached = self.reached or self._reached()
             if not self.reached and not self.is_paused and replay.is_over(self.turns):
                 self._await_recorded(line)
                 self.is_paused, self.rewards = True, line.rewards()
-            if self.reached or self.is_paused:
+            if (self.reached and not is_begun) or self.is_paused:
                 self._left = min(self._left, _GRACE_S)
                 why = self.reached or "the episode pauses here"
                 question.answer(BudgetError(f"{why}; the agent is answered no more. End it."))
@@ -115,6 +118,7 @@ class Conversation:
             counted = self._abilities.answer_tokens.get(job.conversation, 0)
             said = len(action.token_ids) if action.token_ids else counted
             self._tokens += said
+            self._answered.append(question)
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
             self._before = question if is_again or self._early else None
 
@@ -176,8 +180,9 @@ def settle(process: AgentProcess, held: Conversation, line: Line, *, prints: boo
         process: Process of the agent.
         held: Its requests.
         line: Its session.
-        prints: Whether the agent printed the result, and not only returned it. A last line that is a number may then be
-            any output. It is ignored if the agent posted a reward of the whole episode.
+        prints: Whether the agent printed the result, and not only returned it. A last line that is a number or a
+            boolean may then be any output. A boolean is ignored, and a number if the agent posted a reward of the whole
+            episode.
 
     Raises:
         EnvironmentFailure: If the agent crashed, made no request, or gave no valid reward.
@@ -191,7 +196,8 @@ def settle(process: AgentProcess, held: Conversation, line: Line, *, prints: boo
             "key $OPENAI_API_KEY, as OpenAI's clients do by themselves."
         )
     given = process.result() if process.code == 0 else None
-    is_log = prints and not isinstance(given, Mapping) and line.turns() is None
+    may_be_log = prints and not isinstance(given, Mapping)
+    is_log = may_be_log and (isinstance(given, bool) or line.turns() is None)
     found = {} if is_log else _reward(given)
     if not found and not is_cut and not line.is_rewarded():
         raise EnvironmentFailure(f"the agent gave no reward; {_REWARD}. It {process.ending()}.")
@@ -202,12 +208,14 @@ def _reward(given: Any) -> dict[str, Any]:
     """Return the reward and success in the value that an agent printed or returned; empty if it holds no reward.
 
     Raises:
-        EnvironmentFailure: If the reward is not finite or is too large.
+        EnvironmentFailure: If the reward is a boolean, is not finite or is too large.
     """
     success = None
     if isinstance(given, Mapping):
         success, given = given.get("success"), given.get("reward")
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    if isinstance(given, bool):
+        raise EnvironmentFailure(f"reward of the agent: {mismatch('a number', given)}; write float({given}).")
+    if not isinstance(given, int | float):
         return {}  # the value may be any log, and the agent may have posted its reward
     if success not in (None, True, False):
         raise EnvironmentFailure(f"success of the agent: {mismatch('true or false', success)}; {_REWARD}.")

@@ -1,7 +1,8 @@
 """Environment `agent`: each episode runs the user's own agent program, which calls the policy.
 
-The environment needs `pip install "perturn[serve]"`. The program calls an OpenAI-compatible endpoint in this process.
-The endpoint turns each request into a turn of the episode (see `docs/how-to/agents.md`).
+The environment needs `pip install "perturn[serve]"`, and `api` too for a function or an adapter. The program calls an
+OpenAI-compatible endpoint in this process. The endpoint turns each request into a turn of the episode (see
+`docs/how-to/agents.md`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fi
 from perturn.io.plain_data import named_error
 from perturn.io.secrets import without_secrets
 from perturn.io.user_code import load_object, module_files
+from perturn.table import require_library
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Status, Task, Trajectory
 
@@ -209,9 +211,13 @@ class Agent:
         """Return the function that starts an agent; in a command, `python` means the current interpreter.
 
         Raises:
-            ConfigError: If the program or function does not exist.
+            ConfigError: If the program, the function or OpenAI's client does not exist.
         """
         if command is None:
+            if self._python is None:
+                require_library(
+                    "openai", "environment.function" if function else "environment.adapter", "api"
+                )
             name = self._adapted or str(function)
             if function is not None and self._python is None:
                 load_object(function)
@@ -226,7 +232,8 @@ class Agent:
     def _variables(self, line: Line, seed: int) -> dict[str, str]:
         """Return an agent's environment variables: of this process without secrets, the endpoint's, and the seed."""
         own = without_secrets(os.environ, self._passed)
-        hosts = ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1")))
+        direct = own.get("NO_PROXY") or own.get("no_proxy")
+        hosts = ",".join(filter(None, (direct, "127.0.0.1")))
         return {
             **own,
             "NO_PROXY": hosts,

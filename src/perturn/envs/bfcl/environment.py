@@ -30,7 +30,7 @@ from perturn.envs.bfcl.data import (
     read_entries,
     schemas,
 )
-from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
+from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
@@ -61,8 +61,8 @@ class Bfcl:
 
     The reward `f1` is Perturn's own. The reward of a turn is the change of the F1 score in that turn. So the rewards of
     an episode sum to the F1 score of all its calls: F1 = 2 S / (P + G), with P calls and G gold calls. S is the largest
-    sum of similarities (`call_similarity`) over one-to-one matchings. A malformed action counts as a call. Success is
-    the same under both rewards.
+    sum of similarities (`call_similarity`) over one-to-one matchings. A malformed action is no call, since it does not
+    reach the environment. Success is the same under both rewards.
 
     Differs from BFCL: Calls are executed by name with JSON arguments and never evaluated as Python. Only offered tools
     can be called. The error texts of unknown tools and wrong arguments are Perturn's. Schemas do not describe return
@@ -133,9 +133,8 @@ class Bfcl:
             raise EnvironmentFailure(NO_EPISODE)
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
-            said, seen = ToolAction("", (NO_CALL,)), self._seen(_NO_ACTION, valid=False)
-        else:
-            seen = self._call(self._entry, said) if said.calls else self._end_turn(self._entry)
+            return self._seen(_NO_ACTION, valid=False)
+        seen = self._call(self._entry, said) if said.calls else self._end_turn(self._entry)
         return replace(seen, reward=self._matched.add(said.calls)) if self.reward == "f1" else seen
 
     def _call(self, entry: Entry, said: ToolAction) -> Observation:

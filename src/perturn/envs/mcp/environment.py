@@ -19,7 +19,7 @@ from perturn.bounds import PATH, SECONDS, Bound
 from perturn.config.parsing import parse
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
 from perturn.envs.json_rows import read_rows
-from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings
+from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings, no_tool
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
@@ -188,7 +188,7 @@ class Mcp:
         texts, valid = [], True
         for call in calls:
             hidden = self._tools is not None and call.name not in self._tools
-            result = servers.call("" if hidden else call.name, call.arguments)
+            result = no_tool(call.name) if hidden else servers.call(call.name, call.arguments)
             text = result.text if len(result.text) <= self._longest else result.text[: self._longest] + _CUT
             self._calls.append({"name": call.name, "arguments": dict(call.arguments), "result": text})
             texts.append(text)

@@ -68,6 +68,11 @@ class ToolResult:
     failed: bool = False
 
 
+def no_tool(name: str) -> ToolResult:
+    """Return the result of a call of a tool that is not offered."""
+    return ToolResult(f"Error: there is no tool {name!r}.", failed=True)
+
+
 class McpServers:
     """The running MCP servers of one episode. Do not call one object from two threads at once."""
 
@@ -109,7 +114,7 @@ class McpServers:
             WorldLost: If a server has died.
         """
         if name not in self._sessions:
-            return ToolResult(f"Error: there is no tool {name!r}.", failed=True)
+            return no_tool(name)
         found = self._loop.run(self._call(name, dict(arguments)))
         return replace(found, text=redacted(found.text, self._passed)) if found.failed else found
 

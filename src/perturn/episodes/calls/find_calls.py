@@ -188,8 +188,8 @@ class Reading:
             self._at = after
 
     def _open_thought(self) -> None:
-        """Read the rest of the text as a thought that never ends. If a call begins in it, the text is malformed."""
-        self.malformed = _events().pattern.search(self.text, self._at) is not None
+        """Read the rest of the text as a thought that never ends, which makes the text malformed."""
+        self.malformed = True
         self._say(len(self.text))
         self._tried = True
 
@@ -222,8 +222,8 @@ def read_answer(text: str, tools: Tools = ()) -> Reading:
     read = Reading(text, tools).run()
     if tools and not read.calls:  # Llama writes calls in brackets; as a message, the user would read them
         names = "|".join(re.escape(str(tool.get("function", tool).get("name"))) for tool in tools)
-        said = without_thought(read.said, prompted=True).strip()
-        read.malformed |= bool(re.fullmatch(rf"\[\s*(?:{names})\(.*\)\s*\]", said, re.DOTALL))
+        listed = re.fullmatch(rf"\[\s*(?:{names})\(.*\)\s*\]", words_after_thought(read.said), re.DOTALL)
+        read.malformed |= listed is not None
     return read
 
 
@@ -241,6 +241,16 @@ def without_thought(text: str, *, prompted: bool = False) -> str:
     """
     thought, closed, rest = text.partition(_CLOSED)
     return _LEADING.sub("", rest if prompted and closed and "<think>" not in thought else text)
+
+
+def words_after_thought(text: str) -> str:
+    """Return the words of an answer after its thoughts; empty if the answer ends within a thought.
+
+    Args:
+        text: Text that the model wrote, without calls. The prompt may have opened its first thought.
+    """
+    words = without_thought(text, prompted=True).strip()
+    return "" if words.startswith(tuple(_THOUGHTS)) else words
 
 
 def write_calls(calls: Sequence[ToolCall], form: str) -> str:
