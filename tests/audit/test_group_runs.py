@@ -3,10 +3,12 @@
 import pytest
 
 from perturn.audit import audit, inspect_json
+from perturn.audit.dataset_audit import _run_facts
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.data.group_account import CreditRow, write_credits
 from perturn.data.run_folder import Run
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.audited import say, shown
@@ -76,3 +78,20 @@ def test_rows_that_are_all_left_out_are_no_empty_file(tmp_path, tiny_folder):
 
     assert "rows left out: failed 1" in shown(tmp_path / "rows.jsonl", tiny_folder, None)
     assert list(inspect_json(tmp_path / "rows.jsonl", str(tiny_folder))) == []
+
+
+def test_tasks_of_all_iterations_and_lessons_count_as_trained_on(tmp_path):
+    """Tasks 0 to 3 are explored in two iterations and task 4 is a lesson; tasks 3 to 5 are evaluated."""
+    paths = RunPaths(tmp_path)
+    played = {
+        paths.trajectories("explore-001"): (2, 3),
+        paths.trajectories("explore-002"): (0, 1),
+        paths.trajectories("lessons"): (4,),
+        paths.evaluation("ppo-clip-002"): (3, 4, 5),
+    }
+    for file, tasks in played.items():
+        with TrajectoryStore(file) as store:
+            for task in tasks:
+                store.append(Trajectory(Task(f"t/{task}"), (Turn((), Action("go")),)))
+
+    assert _run_facts(paths, None)["tasks"]["evaluated_and_trained"] == 2

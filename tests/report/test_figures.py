@@ -3,8 +3,9 @@
 import pytest
 
 from perturn.report import summarize
-from perturn.report.figures.score_figures import errors_by_turn, passes_by_episodes
+from perturn.report.figures.score_figures import errors_by_turn, passes_by_episodes, success_by_length
 from perturn.report.figures.turn_figures import values_by_turn
+from perturn.stats import cluster_interval, rate_interval
 
 
 def test_confidence_bars_are_split_by_weight(run, make):
@@ -19,12 +20,12 @@ def test_confidence_bars_are_split_by_weight(run, make):
 
 
 def test_mean_confidence_by_turn_by_hand(run, make):
-    """Rejected side: (0.97 + 0.95)/2, (0.98 + 0.375)/2, (0.99 + 1)/2, rounding above 1 cut."""
+    """Rejected side: (0.97 + 0.95)/2, (0.98 + 0.375)/2, (0.99 + 1)/2, rounding above 1 cut; two pairs of two tasks."""
     figure = make.page_of(run).figure("confidence-all")
 
     line = next(trace for trace in figure["data"] if trace.get("name") == "rejected")
     assert line["y"] == pytest.approx([0.96, 0.6775, 0.995])
-    assert line["customdata"] == [[2], [2], [2]]
+    assert line["customdata"] == [[2, 2]] * 3
 
 
 def test_equal_weights_have_no_band():
@@ -32,8 +33,8 @@ def test_equal_weights_have_no_band():
     sides = [{"turn": [0, 1], "confidence": [low, 0.5], "weight": [1.0, 1.0]} for low in (0.2, 0.4)]
     rows = [{"chosen": side, "rejected": side} for side in sides]
 
-    weights, _, *_ = values_by_turn(rows, "weight", "mean weight").data
-    confidence, _, *_ = values_by_turn(rows, "confidence", "mean confidence").data
+    weights, _, *_ = values_by_turn(rows, ["a", "b"], "weight", "mean weight").data
+    confidence, _, *_ = values_by_turn(rows, ["a", "b"], "confidence", "mean confidence").data
 
     assert list(weights.y) == [1.0] * 4
     assert confidence.y[0] > 0.3 > confidence.y[-1]
@@ -203,8 +204,36 @@ def test_the_report_draws_the_errors_of_its_policies_by_turn(run, make):
 def test_negative_weights_are_drawn():
     """Means -0.5 and 0.5 of two pairs; the axis begins below the lowest weight, -1."""
     sides = [{"turn": [0, 1], "confidence": [0.5, 0.5], "weight": [-each, each]} for each in (0.0, 1.0)]
-    figure = values_by_turn([{"chosen": side, "rejected": side} for side in sides], "weight", "mean weight")
+    rows = [{"chosen": side, "rejected": side} for side in sides]
+    figure = values_by_turn(rows, ["a", "b"], "weight", "mean weight")
 
     line = next(trace for trace in figure.data if trace.name == "chosen")
     assert list(line.y) == [-0.5, 0.5]
     assert figure.layout.yaxis.range[0] < -1
+
+
+def test_pairs_that_share_their_chosen_episode_count_once_in_the_band():
+    """Ten tasks with eight pairs each have the interval of ten values."""
+    values = [0.05 * (index // 8) for index in range(80)]
+    tasks = [f"t{index // 8}" for index in range(80)]
+    sides = [{"turn": [0], "confidence": [value], "weight": [1.0]} for value in values]
+    rows = [{"chosen": side, "rejected": side} for side in sides]
+
+    band, line, *_ = values_by_turn(rows, tasks, "confidence", "mean confidence").data
+
+    once = cluster_interval(values[::8], tasks[::8])
+    assert list(band.y) == pytest.approx([once.high, once.low])
+    assert list(line.customdata) == [[80, 10]]
+
+
+def test_episodes_of_a_task_are_one_cluster_in_success_by_length():
+    """Five seeds play ten tasks equally, which is as sure as one seed; single episodes have Wilson's interval."""
+    once = [(10, task < 4, f"t{task}") for task in range(10)]
+    figure = success_by_length({"five": once * 5, "one": [*once, (20, False, "other")]})
+
+    five, one = figure.data
+    found = cluster_interval([float(ok) for _, ok, _ in once * 5], [task for *_, task in once * 5])
+    assert found.high - found.low > 0.9 * (rate_interval(4, 10).high - rate_interval(4, 10).low)
+    assert five.error_y.array[0] == pytest.approx(found.high - 0.4)
+    assert one.error_y.array[0] == pytest.approx(rate_interval(4, 10).high - 0.4)
+    assert five.customdata[0][1] == 50

@@ -68,6 +68,7 @@ def test_an_iteration_in_numbers_by_hand(online):
         for key in ("n", "mean_score", "interval", "success_rate", "success_interval")
     } | {"policy": "ppo-clip-002"}
     assert (found[0]["evaluation"], found[0]["seconds"]) == (None, 4.0)
+    assert found[1]["seconds"] == 5.0  # with the evaluation of its policy
 
 
 def test_memberships_of_branches_are_counted_and_named(online):
@@ -336,3 +337,17 @@ def test_two_runs_share_the_learning_curve(online, make, tmp_path):
     named = [trace["name"] for trace in page.figure("learning-0")["data"] if "name" in trace]
     assert named == ["online, explored", "online, evaluated", "other, explored", "other, evaluated"]
     assert {"ledger-0", "ledger-1", "group-0", "group-1"} <= page.figures
+
+
+def test_small_numbers_keep_their_digits_and_a_missing_number_is_empty(online, make):
+    """A KL of 0.0004 and a clip share in percent; the third iteration logged nothing."""
+    for number in (1, 2):
+        row = {"step": 1, "kl/turns": 0.0004, "clip_share": 0.0125, "grad_norm": 1234.5}
+        make.put_rows(online / "metrics" / f"align-00{number}.jsonl", [row])
+    (online / "metrics" / "align-003.jsonl").unlink()
+
+    page = write_report(online).read_text(encoding="utf-8")
+
+    assert '<td data-value="0.0004">0.0004</td><td data-value="0.0125">1.2\u00a0%</td>' in page
+    assert '<td data-value="1234.5">1,234</td>' in page
+    assert page.count('<td data-value="">–</td>' * 4) == 1

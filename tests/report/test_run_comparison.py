@@ -147,3 +147,27 @@ def test_runs_of_several_seeds_are_compared_in_the_terminal(make, tmp_path, monk
     code, said = compare()
     assert code == 1
     assert f"seed-{seeds - 1} / tlm-dre and seed-0 / tlm-dre were not compared: the tasks are not" in said
+
+
+def interrupt(run, make, **stamp):
+    """Leave the evaluation of tlm-dre with three of its episodes."""
+    file = run / "evaluation" / "tlm-dre.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
+    stages = {"evaluate-sft": {"done": True}, "evaluate-tlm-dre": {"done": False}}
+    make.manifest(run, stages=stages)
+    make.put_json(run / "evaluation" / "protocol.json", PROTOCOL | stamp)
+
+
+def test_an_unfinished_evaluation_is_left_out_and_noted(two, make):
+    """Its first episodes are short and mostly solved. With `samples` 2, eight episodes of four tasks are asked for."""
+    interrupt(two[1], make, samples=2)
+    run = read_run(two[1])
+
+    assert list(run.evaluation) == ["base", "sft"]
+    assert run.compared is None
+    note = "The evaluation of tlm-dre is not finished (3 of 8 episodes) and is left out. Run the same command"
+    assert [each for each in run.notes if "evaluation" in each] == [f"{note} again to finish it."]
+    assert versus(two).refused.startswith(note)
+    (two[1] / "evaluation" / "base.jsonl").unlink()
+    with pytest.raises(RunError, match=r"a comparison needs two\. The evaluation of tlm-dre is not finished"):
+        compare_runs(two[1:])

@@ -14,3 +14,10 @@ def test_counts_are_summed_and_means_are_not():
 
     assert found["seconds"] == 3
     assert found["counts"] == {"forks": 5, "mean_turn": 2.0, "explained_variance": 0.25}
+
+
+def test_a_largest_count_of_all_iterations_is_no_sum():
+    """Tokens lagged by one version at most, in each of three iterations."""
+    stages = {f"credit-00{number}": {"counts": {"lag_most": number % 2, "asked": 4}} for number in (1, 2, 3)}
+
+    assert by_stem(stages)["credit, 3 times"]["counts"] == {"lag_most": 1, "asked": 12}

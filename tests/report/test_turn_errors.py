@@ -107,3 +107,13 @@ def test_what_the_terminal_and_the_page_say():
     )
     assert "25.0\u00a0% of later turns" in first
     assert second.startswith("sft recovers in 50.0\u00a0% of 2 episodes")
+
+
+def test_the_interval_of_a_difference_ends_at_what_is_possible():
+    """All turns before an error are right but one an episode; Student's t around the difference would pass 1."""
+    episodes = [with_path([3, 3, 3, 3]), with_path([4, 3, 2, 2, 2]), with_path([9, 8, 7, 6, 5, 5, 5])]
+
+    found = error_row(episodes)["difference"]
+
+    assert found["mean"] > 0.5
+    assert found["interval"][1] == 1.0

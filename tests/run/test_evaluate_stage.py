@@ -59,6 +59,17 @@ GREEDY = {
             {"name": "p", "request": {"temperature": None, "top_k": 5}},
             "p; each request with temperature=null; each request with top_k=5",
         ),
+        (
+            {
+                "name": "p",
+                "n": 50,
+                "samples": 8,
+                "judge": {"model": "big", "rubric": "Is it kind?"},
+                "user": {"model": "small"},
+                "told": {"kto-001": " Succeed.", "kto-002": " Succeed."},
+            },
+            'p; n = 50, 8 episodes of each task; rewards by judge big; user played by small; told: " Succeed."',
+        ),
     ],
 )
 def test_a_stamp_reads_as_one_line(stamp, line):

@@ -231,3 +231,13 @@ def test_the_success_of_episodes_is_a_rate_at_the_end_alone(shown):
             notes.append(work.note)
 
     assert notes == ["1 solved so far", "2 solved so far", "2 solved so far", "success 50%"]
+
+
+def test_a_resumed_stage_shows_no_success_rate_of_its_last_episodes(shown):
+    """Three of four episodes were played before, and how many of them were solved is not known here."""
+    (last,) = jobs(4)[3:]
+    with episode_bar("exploring", 3, [last], PROTOCOL) as (work, hear):
+        hear(prompt(last))
+        hear(replace(ended(last, 3), success=False))
+
+        assert work.note == "0 solved in this call"

@@ -9,9 +9,9 @@ import pytest
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.data.run_folder import Run
-from perturn.watch import Watcher
+from perturn.watch import Watcher, ledger
 from perturn.watch.alarms import Alarm
-from perturn.watch.iteration_view import Tail, parse_metrics
+from perturn.watch.iteration_view import Iteration, Tail, parse_metrics
 from support.watched import RECIPE, episode, shown
 
 ONLINE = {
@@ -157,3 +157,35 @@ def test_a_file_that_has_not_grown_is_not_opened(tmp_path, monkeypatch):
     assert len(opened) == 1
     file.write_text('{"loss": 1.0}\n{"loss": 0.5}\n')
     assert tail.look() == [{"loss": 1.0}, {"loss": 0.5}]
+
+
+def test_the_time_left_counts_evaluations_and_whole_iterations(online):
+    """Eight iterations of 10 s and 90 s of evaluation are whole, so 52 of 100 s are left."""
+    manifest = json.loads(online.paths.manifest.read_text())
+    for number in range(1, 9):
+        manifest["stages"][f"explore-{number:03d}"]["seconds"] = 10.0
+        manifest["stages"][f"evaluate-ppo-clip-{number:03d}"] = {"done": True, "seconds": 90.0}
+    online.paths.manifest.write_text(json.dumps(manifest))
+    online.manifest["stages"] = manifest["stages"]
+    with online.stage("explore-009"):
+        state = Watcher(online.folder).look()
+
+    assert [round(one.seconds) for one in state.iterations] == [100] * 8
+    assert "iteration 9 of 60, about 1 h 26 min left" in shown(state)
+
+
+def test_an_iteration_without_bins_has_no_ledger():
+    assert ledger(Iteration(4, 0.25)) == ""
+
+
+def test_the_score_of_an_unfinished_evaluation_is_marked(online):
+    """The first episodes to end are short and mostly solved."""
+    for policy in ("base", "ppo-clip-008"):
+        online.paths.evaluation(policy).write_text(episode("t/0", 1.0) + episode("t/1", 0.0))
+    with online.stage("evaluate-base"):
+        pass
+    with online.stage("evaluate-ppo-clip-008"):
+        state = Watcher(online.folder).look()
+
+    assert [(one.policy, one.unfinished) for one in state.scores] == [("base", False), ("ppo-clip-008", True)]
+    assert shown(state).count("2 so far") == 1

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.episode_outcomes import Outcome, read_outcomes
-from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, training_of
+from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, seconds_of, training_of
 from perturn.data.run_files import Metrics, Ranked, read_note, read_notes
 from perturn.data.run_paths import RunPaths, iteration_of
 from perturn.stats import Estimate, cluster_interval
@@ -33,6 +33,7 @@ class Iteration:
     ranking: dict[str, Any] | None
     """Ranking accuracy of the policy on its pairs, before and after training."""
     seconds: float
+    """Time spent in the stages of the iteration, including the evaluation of its policy."""
 
 
 def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) -> list[Iteration]:
@@ -65,7 +66,7 @@ def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -
         metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
         agreement=float(agreement) if is_number(agreement) else None,
         ranking=read_note(paths.ranking(mark), Ranked),
-        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
+        seconds=seconds_of(stages, mark),
     )
 
 

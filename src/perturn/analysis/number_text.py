@@ -20,6 +20,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
+def significant(value: float | None) -> str:
+    """Return a number with three significant digits, or as a whole number from 1,000; a dash for None."""
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 999.5 else number(value, 0)
+
+
 def interval(ends: Sequence[float | None], as_percent: bool = False) -> str:
     """Return both ends of an interval as text; a question mark for None."""
     return brackets(
@@ -115,6 +120,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         f"split {stamp['split']}" if stamp.get("split") else "",
         f"n = {stamp['n']}" if "n" in stamp else "",
         f"task list {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
+        f"{samples} episodes of each task" if (samples := stamp.get("samples", 1)) > 1 else "",
     )
     history = stamp.get("history")
     parts = [
@@ -126,6 +132,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         "admissible actions listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
         *_request(stamp.get("request")),
+        *_others(stamp),
         _selection(stamp.get("select")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
         *(
@@ -152,6 +159,15 @@ def _turn_control(settings: Any) -> Iterator[str]:
         often, still = settings.get("times"), settings.get("progress")
         who = f"after progress within {still} turns" if still else "for all that have not ended"
         yield f"at most {often} extension{'' if often == 1 else 's'} of {settings['extend']} turns {who}"
+
+
+def _others(stamp: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the models besides the policy that take part in the episodes, and the suffixes that ask for success."""
+    for key, part in (("judge", "rewards by judge"), ("user", "user played by")):
+        if isinstance(found := stamp.get(key), Mapping):
+            yield f"{part} {found.get('model')}"
+    if isinstance(told := stamp.get("told"), Mapping):
+        yield f"told: {', '.join(dict.fromkeys(map(json.dumps, told.values())))}"
 
 
 def _selection(settings: Any) -> str:

@@ -68,7 +68,11 @@ def compare_runs(folders: Sequence[Path], measure: Measure = by_score) -> list[V
         return against_first(runs, names_of(runs), measure)
     scored = runs[0].evaluation
     if len(scored) < 2:
-        raise RunError(f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.")
+        said = [
+            f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.",
+            *runs[0].unfinished.values(),
+        ]
+        raise RunError(" ".join(said))
     return [_between(later, earlier, runs[0], measure) for earlier, later in combinations(scored, 2)]
 
 
@@ -127,6 +131,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str, measure: Measure) -> Versus:
+    left_out = [*run.unfinished.values(), *first.unfinished.values()]
+    if left_out:
+        return Versus(name, first_name, None, left_out[0])
     a, b = _last(run), _last(first)
     labels = (f"{name} / {a}", f"{first_name} / {b}")
     if a is None or b is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ from perturn.data.run_files import (
     read_notes,
     read_sides,
 )
-from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.data.run_paths import RunPaths, checkpoint_of, is_evaluated
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.io.read_input import read_text
@@ -47,7 +47,9 @@ class RecordedRun:
     manifest: Mapping[str, Any]
     protocol: Mapping[str, Any] | None
     evaluation: dict[str, list[EpisodeNumbers]]
-    """Episodes of each policy, in the order of evaluation: `base`, `sft`, then the aligned policies."""
+    """Episodes of each policy whose evaluation is finished: `base`, `sft`, then the aligned policies in order."""
+    unfinished: Mapping[str, str]
+    """A sentence on each evaluation that is not finished, by policy. Its first episodes are short and mostly solved."""
     mark: str
     """End of the file names, such as `-003`, of the iteration whose episodes, pairs and credits are shown."""
     iterations: Sequence[Iteration]
@@ -134,8 +136,9 @@ class RecordedRun:
     @cached_property
     def notes(self) -> list[str]:
         """Notes on missing files and contradictions, one sentence each."""
-        missing = _missing(self.paths, self.mark, self.evaluation, self.settings)
-        misfits = [*self._confidence[1], *self._credits[1]]
+        evaluated = [*self.evaluation, *self.unfinished]
+        missing = _missing(self.paths, self.mark, evaluated, self.settings)
+        misfits = [*self.unfinished.values(), *self._confidence[1], *self._credits[1]]
         return [*_mark_notes(self.mark), *missing, *misfits, *_task_list_notes(self.evaluation)]
 
     @property
@@ -186,21 +189,37 @@ def read_run(path: Path) -> RecordedRun:
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
     refuse_damage(path, finished)  # shared files and files of a running stage are not checked
     paths = RunPaths(path)
-    evaluated = paths.evaluated(manifest["stages"])
-    evaluation = {policy: rows for policy, file in evaluated.items() if (rows := read_numbers(file))}
+    stages, protocol = manifest["stages"], read_note(paths.stamp, Stamp)
+    files_of = paths.evaluated(stages)
+    evaluated = {policy: rows for policy, file in files_of.items() if (rows := read_numbers(file))}
+    unfinished = {
+        policy: _unfinished_note(policy, len(rows), protocol or {})
+        for policy, rows in evaluated.items()
+        if not is_evaluated(stages, policy)
+    }
     mark = _shown(paths)
     recipe = read_text(paths.recipe, RunError) if paths.recipe.is_file() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
-    _missing(paths, mark, evaluation, settings)  # rejects a folder that holds nothing of a run
+    _missing(paths, mark, evaluated, settings)  # rejects a folder that holds nothing of a run
     return RecordedRun(
         paths=paths,
         recipe=recipe,
         settings=settings,
         manifest=manifest,
-        protocol=read_note(paths.stamp, Stamp),
-        evaluation=evaluation,
+        protocol=protocol,
+        evaluation={policy: rows for policy, rows in evaluated.items() if policy not in unfinished},
+        unfinished=unfinished,
         mark=mark,
-        iterations=read_iterations(paths, manifest["stages"]),
+        iterations=read_iterations(paths, stages),
+    )
+
+
+def _unfinished_note(policy: str, episodes: int, protocol: Mapping[str, Any]) -> str:
+    """Return a sentence on an evaluation that is not finished."""
+    of = f" of {protocol['n'] * protocol.get('samples', 1)}" if "n" in protocol else ""
+    return (
+        f"The evaluation of {policy} is not finished ({episodes}{of} episodes) and is left out. Run the same command "
+        "again to finish it."
     )
 
 
@@ -248,7 +267,7 @@ def _read_credits(
     }, notes
 
 
-def aligned_policy(evaluation: Mapping[str, Sequence[EpisodeNumbers]]) -> str | None:
+def aligned_policy(evaluation: Iterable[str]) -> str | None:
     """Return the last evaluated policy other than `base` and `sft`; None if there is none."""
     aligned = [name for name in evaluation if name not in ("base", "sft")]
     return aligned[-1] if aligned else None
@@ -271,7 +290,7 @@ def _row_traits(rows: Any, paths: RunPaths, mark: str) -> RowTraits:
 
 
 def _missing(
-    paths: RunPaths, mark: str, evaluation: Mapping[str, list[EpisodeNumbers]], settings: Mapping[str, Any]
+    paths: RunPaths, mark: str, evaluation: Collection[str], settings: Mapping[str, Any]
 ) -> list[str]:
     """Return notes on the missing parts of a run, except parts whose sections the recipe leaves out."""
     expected = {

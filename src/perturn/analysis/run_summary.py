@@ -223,7 +223,7 @@ def policy_row(episodes: Sequence[EpisodeNumbers], *, bounded: bool = True) -> d
     `bounded` says whether the other scores of the run lie between 0 and 1.
     """
     mean = _mean(episodes, bounded)
-    success = _success(episodes)
+    success = success_rate([one.success for one in episodes], [one.task for one in episodes])
     turns = sum(one.turns for one in episodes)
     tokens = [one.tokens for one in episodes if one.tokens is not None]
     return {
@@ -265,9 +265,8 @@ def _mean(episodes: Sequence[EpisodeNumbers], bounded: bool) -> Estimate:
     return replace(cluster_interval(scores, tasks, bounds=_bounds(scores, bounded)), n=len(scores))
 
 
-def _success(episodes: Sequence[EpisodeNumbers]) -> Estimate:
-    """Return the success rate. If tasks have several episodes, the interval is clustered by task."""
-    solved, tasks = [one.success for one in episodes], [one.task for one in episodes]
+def success_rate(solved: Sequence[bool], tasks: Sequence[str]) -> Estimate:
+    """Return the success rate of episodes: Wilson's interval, or clustered by task if a task has several episodes."""
     if len(set(tasks)) == len(tasks):
         return rate_interval(sum(solved), len(solved))
     return cluster_interval([float(each) for each in solved], tasks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perturn.analysis.episode_numbers import EpisodeNumbers
@@ -91,7 +91,7 @@ def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
 
     Let p be the rate and n the number of turns of each side. Each episode contributes sum(error - p) / n over its turns
     after a first error, minus the same sum over its turns before. The interval is computed from these contributions,
-    which keeps both sides of an episode together.
+    which keeps both sides of an episode together. It is cut to the possible range from -1 to 1.
     """
     after = [each for each in turns if each.after_error]
     before = [each for each in turns if not each.after_error]
@@ -104,7 +104,8 @@ def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
             sums[each.episode] += sign * (each.is_error - rate) / len(side)
     mean, count = rates[0] - rates[1], len(sums)
     found = mean_interval([mean + count * each for each in sums.values()], bounds=None)
-    return _row(found)
+    low, high = (max(-1.0, min(1.0, end)) if math.isfinite(end) else end for end in (found.low, found.high))
+    return _row(replace(found, low=low, high=high))
 
 
 def _back(played: Sequence[EpisodeNumbers]) -> dict[str, Any] | None:

@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from perturn.config.row_maker_settings import BESIDE, UNITS
+from perturn.config.row_maker_settings import BESIDE, FATES, UNITS
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Names of the counts of groups in the result of `perturn.data.group_account.counts_of`."""
-FATES = ("failed", "no_turns", "too_long", "repeated", "success", "failure")
-"""Categories of an explored trajectory for row makers that train on single trajectories. A trajectory gets the first
-category that fits. `too_long`: the first turn exceeds the length limit. `repeated`: the actions equal the actions of an
-earlier trajectory of the task. If the row maker reads expert episodes, the expert's trajectory counts as an earlier
-trajectory."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
 """Stages that record how explored episodes were used. A run has one of these stages."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
@@ -30,6 +25,18 @@ def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
         notes: The manifest's records of an iteration's stages, by name.
     """
     return next((found for name in _ACCOUNTS if (found := notes[name].get("counts"))), {})
+
+
+def seconds_of(stages: Mapping[str, Mapping[str, Any]], mark: str) -> float:
+    """Return the time spent in the stages of an iteration in seconds, including the evaluation of its policy.
+
+    Args:
+        stages: Stages in the manifest.
+        mark: End of the names of the iteration's stages, such as `-003`. Empty for a recipe without iterations, whose
+            evaluations are not counted.
+    """
+    own = (note for name, note in stages.items() if (name.endswith(mark) if mark else name in STAGES))
+    return sum(float((note or {}).get("seconds") or 0) for note in own)
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:

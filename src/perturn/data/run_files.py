@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
@@ -150,6 +151,8 @@ class Stamp(TypedDict):
     """`evaluation/protocol.json`."""
 
     panel_sha256: NotRequired[str]
+    n: NotRequired[Count]
+    samples: NotRequired[Count]
     max_turns: NotRequired[dict[str, Count] | None]
     departures: NotRequired[dict[str, Departure] | None]
     decoding: NotRequired[dict[str, Any] | None]
@@ -211,6 +214,23 @@ def _unicode(data: Any, text: str | bytes, where: str) -> Any:
     if half and not is_unicode(json.dumps(data, ensure_ascii=False)):
         raise RunError(f"{where}: expected valid Unicode, got half of a surrogate pair. {REMEDY}")
     return data
+
+
+def with_lost_time(stages: Mapping[str, Mapping[str, Any]], stage: str, progress: Path) -> dict[str, Any]:
+    """Return the record of a stage. If a process was killed in this stage, add the seconds that it worked on it.
+
+    Args:
+        stages: Stages in the manifest.
+        stage: Name of the stage.
+        progress: `progress.json` of the last process. The time of the file is the last sign of life.
+    """
+    record, noted = stages.get(stage, {}), None
+    with suppress(RunError):  # a damaged file costs only the time that it records
+        noted = read_note(progress, Progress)
+    if noted is None or noted["stage"] != stage or noted.get("ended"):
+        return {**record}
+    lost = max(0.0, progress.stat().st_mtime - noted["began"])
+    return {**record, "seconds": record.get("seconds", 0.0) + lost}
 
 
 def read_notes(file: Path, shape: Any, only: Container[int] | None = None) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from perturn.data.file_seals import (
 )
 from perturn.data.input_digests import Inputs, same_inputs
 from perturn.data.recorded_code import code_files
-from perturn.data.run_files import as_scored, commit, hardware, read_note, versions
+from perturn.data.run_files import as_scored, commit, hardware, read_note, versions, with_lost_time
 from perturn.data.run_lock import RunLock
 from perturn.data.run_paths import RunPaths, begun, checkpoint_of, is_data
 from perturn.errors import RunError, StorageError
@@ -248,7 +248,7 @@ class Run:
         # With `staleness`, a background thread may write explored episodes before their stage begins.
         needs = () if self.recipe.staleness and stage.command == "collect" else stage.needs
         sources = digests_of_stages(self.manifest["files"], needs)
-        before = {"counts": {}, **self.manifest["stages"].get(name, {})}
+        before = {"counts": {}, **with_lost_time(self.manifest["stages"], name, self.paths.progress)}
         left = [path for path in (*makes, self.paths.partial(stage.policy)) if path.exists()]
         # The run may have deleted files that it no longer needs. They do not count as changed.
         recorded = (before.get("sources") or {}).items()

@@ -12,6 +12,7 @@ import platform
 import time
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from filelock import FileLock
@@ -73,6 +74,6 @@ def _in_use(paths: RunPaths) -> str:
     except (OSError, ValueError, KeyError, TypeError):  # the process has just acquired or released the lock
         who = "another process is at work in it"
     return (
-        f"{paths.folder} is in use: {who}; wait for its end, or stop it. `perturn watch {paths.folder}` shows it; "
-        "name=... makes another run."
+        f"{paths.folder} is in use: {who}; wait for its end, or stop it. "
+        f"`perturn watch {quote(str(paths.folder))}` shows it; name=... makes another run."
     )

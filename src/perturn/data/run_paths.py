@@ -232,6 +232,16 @@ class RunPaths:
         return self.name(file.with_suffix(""))
 
 
+def is_evaluated(stages: Mapping[str, Mapping[str, Any]], policy: str) -> bool:
+    """Return whether the evaluation of a policy is finished. Imported episodes have no stage and count as finished.
+
+    Args:
+        stages: Stages in the manifest.
+        policy: Name of an evaluated policy.
+    """
+    return bool((stages.get(f"evaluate-{policy}") or {}).get("done", True))
+
+
 def iteration_of(name: str) -> int | None:
     """Return the iteration in the name of a stage or policy, such as 3 for `explore-003`; None if it has none."""
     found = re.fullmatch(r".+-(\d{3,})", name)

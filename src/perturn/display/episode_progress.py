@@ -22,6 +22,8 @@ def episode_bar(
 ) -> Iterator[tuple[Work, Hear]]:
     """Show a bar of episodes, measured in turns, with the number of solved episodes and the final success rate.
 
+    Earlier calls may have played other episodes of the file. Then there is no rate.
+
     Args:
         what: Name of the episodes.
         done: Number of episodes that were played before.
@@ -41,9 +43,11 @@ def episode_bar(
                 shown.begin()
             else:
                 over, solved = over + 1, solved + succeeded(said)
-                # No success rate before the end: the first episodes to end are short and mostly solved.
-                rate = f"success {solved / over:.0%}" if over == len(missing) else f"{solved} solved so far"
-                shown.note = rate if asks else ""
+                # A rate is shown only for all episodes: the first episodes to end are short and mostly solved.
+                is_rate = over == len(missing) and not done
+                so_far = "in this call" if done else "so far"
+                note = f"success {solved / over:.0%}" if is_rate else f"{solved} solved {so_far}"
+                shown.note = note if asks else ""
             shown.look()
 
         yield shown, hear

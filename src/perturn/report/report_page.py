@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,7 @@ _THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("
 _FILTERS = (
     number_text.number,
     number_text.percent,
+    number_text.significant,
     number_text.interval,
     number_text.time,
     number_text.short,
@@ -83,12 +85,17 @@ def fill(
     return environment.get_template(template).render(frame | values)
 
 
+def _blank(value: Any) -> Any:
+    """Return the value that a template prints: nothing for None, so that tables sort a missing value last."""
+    return "" if value is None else value
+
+
 @cache
 def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ...]) -> Environment:
     """Return the template environment of some folders. Each template is compiled once."""
     made = Environment(
         loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=_blank,
     )  # fmt: skip
     made.filters |= {function.__name__: function for function in filters}
     return made
@@ -292,9 +299,9 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         stages: Stages in the manifest.
 
     Returns:
-        Rows by name, such as `explore, 60 times`. `seconds` and whole-number `counts` are sums, and `peak_memory_gb` is
-        the maximum. Counts that are shares or means are averaged over the stages that have them. A text is kept if it
-        is equal in all stages.
+        Rows by name, such as `explore, 60 times`. `seconds` and whole-number `counts` are sums. `peak_memory_gb` and
+        counts that end in `_most` are the maximum. Counts that are shares or means are averaged over the stages that
+        have them. A text is kept if it is equal in all stages.
     """
     together: dict[str, list[str]] = {}
     for name in stages:
@@ -321,7 +328,8 @@ def _sum(notes: list[Mapping[str, Any]]) -> dict[str, Any]:
                 means.setdefault(key, []).append(value)
                 counts[key] = mean(means[key])
             elif is_number(value):
-                counts[key] = counts.get(key, 0) + value
+                together = max if key.endswith("_most") else operator.add
+                counts[key] = together(counts.get(key, 0), value)
             elif all((each.get("counts") or {}).get(key) == value for each in notes):
                 counts[key] = value
     return {

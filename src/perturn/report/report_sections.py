@@ -273,11 +273,12 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
     rows, pivot = run.confidence, run.pivot
     if not rows:
         return []
+    tasks = [each.chosen.task.id for each in run.pairs]
     mixed = (i for i, row in enumerate(rows) if len(set(row["rejected"]["weight"])) > 1)
     index = next(mixed, 0)  # preferably a pair whose rejected turns have several weights
     pair = run.pairs[index]
     dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
-    mean = f"Mean over {len(rows)} pairs, 95\u00a0% interval. Late turns may rest on one pair."
+    mean = f"Mean over {len(rows)} pairs, 95\u00a0% interval, clustered by task. Late turns may rest on one pair."
     drawn = []
     for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         bars = figures.confidence_bars(
@@ -286,24 +287,27 @@ def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
         scored = f", score {score(one):.2f}" if has_outcome(one) else ""
         shown = f"Pair {index + 1}, task {one.task.id}{scored}.{dotted}"
         drawn += draw(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
-    figure = figures.values_by_turn(rows, "confidence", "mean confidence", pivot)
+    figure = figures.values_by_turn(rows, tasks, "confidence", "mean confidence", pivot)
     drawn += draw(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)
     figure, caption = figures.confidence_spread(rows, pivot), f"All turns of {len(rows)} pairs.{dotted}"
     drawn += draw(f"confidence-spread{tail}", f"{of}Confidence of all turns", caption, figure)
-    figure = figures.values_by_turn(rows, "weight", "mean weight")
+    figure = figures.values_by_turn(rows, tasks, "weight", "mean weight")
     return drawn + draw(f"confidence-weight{tail}", f"{of}Weight by turn", mean, figure)
 
 
 def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     found = {
-        policy if len(runs) == 1 else f"{name} / {policy}": [(one.turns, one.success) for one in items]
+        policy if len(runs) == 1 else f"{name} / {policy}": [
+            (one.turns, one.success, one.task) for one in items
+        ]
         for name, run in runs.items()
         for policy, items in run.evaluation.items()
         if len(runs) == 1 or policy == next(reversed(run.evaluation))
     }
     caption = (
-        "Success of evaluated episodes by the turns they took, Wilson intervals. Where the environment ends "
-        "an episode on success, short ones are short because they succeeded."
+        "Success of evaluated episodes by the turns they took, 95\u00a0% intervals: Wilson's, or clustered by task "
+        "where a task has several episodes. Where the environment ends an episode on success, short ones are short "
+        "because they succeeded."
     )
     return draw("length", "Length against success", caption, figures.success_by_length(found))
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from perturn.data.episode_outcomes import Outcome
-from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, training_of
+from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, seconds_of, training_of
 from perturn.data.run_files import REMEDY
 from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
@@ -48,7 +48,7 @@ class Iteration:
     without_spread: tuple[int, int] | None = None
     """Number of groups in which the credit is 0 at every turn, and number of all groups."""
     seconds: float = 0.0
-    """Time spent in the stages of the iteration, in seconds."""
+    """Time spent in the stages of the iteration, in seconds, including the evaluation of its policy."""
 
 
 def look_at_iterations(
@@ -103,7 +103,7 @@ def _look(
         without_spread=(groups["zero_credit"], groups["groups"])
         if {"zero_credit", "groups"} <= groups.keys()
         else None,
-        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
+        seconds=seconds_of(stages, mark),
     )
 
 

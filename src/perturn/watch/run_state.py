@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +19,7 @@ import psutil
 from perturn.data.episode_outcomes import Outcome, parse_outcome
 from perturn.data.run_files import Holder, Manifest, Progress, parse_settings, read_note
 from perturn.data.run_folder import HEARTBEAT_SECONDS
-from perturn.data.run_paths import begun
+from perturn.data.run_paths import begun, is_evaluated
 from perturn.errors import RunError
 from perturn.io.read_input import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
@@ -71,6 +72,8 @@ class Score:
     """Number of played episodes for a best-of-n score, which counts only the best of them; else None."""
     asked: int | None = None
     """Requested number of episodes of the evaluation."""
+    unfinished: bool = False
+    """Whether the evaluation is not finished. Its first episodes are short and mostly solved."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Watcher:
             says=says,
             stages=stages,
             scores=[
-                self._score(policy, episodes, drawn.get(policy))
+                self._score(policy, episodes, drawn.get(policy), not is_evaluated(done, policy))
                 for policy, episodes in scores.items()
                 if episodes
             ],
@@ -165,7 +168,9 @@ class Watcher:
         """
         return look_at_iterations(self._paths, done, self._rows)
 
-    def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
+    def _score(
+        self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None, unfinished: bool
+    ) -> Score:
         samples = _whole(self._number(1.0, "evaluate", "select", "samples"))
         return Score(
             policy,
@@ -175,6 +180,7 @@ class Watcher:
             sum(one.failed for one in episodes),
             len(drawn) if drawn is not None else None,
             samples * len({one.task for one in episodes}) if drawn is not None else None,
+            unfinished,
         )
 
     def _silence(self) -> float:
@@ -307,7 +313,7 @@ def _verdict(
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
     """Return the run's state and its description. `left` names the unfinished stages."""
-    again = f"`perturn run {folder}` goes on from there."
+    again = f"`perturn run {quote(str(folder))}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")
         return now.state, {

@@ -108,7 +108,8 @@ def _iterations(state: State) -> list[RenderableType]:
     done = state.iterations
     numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
     head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
-    whole = [one.seconds for one in done[:-1]]
+    busy = {iteration_of(stage.name) for stage in state.stages if stage.state != "done"}
+    whole = [one.seconds for one in done if one.number not in busy]
     if whole and state.state == "running":
         head.append(f", about {duration(fmean(whole) * (state.planned - len(whole)))} left", style="dim")
     success = [one.success_rate for one in done if one.success_rate is not None][-_POINTS:]
@@ -143,10 +144,13 @@ def rate(one: Iteration, digits: int = 1) -> str:
 
 
 def ledger(one: Iteration) -> str:
-    """Return the bins of an iteration, trained bins first, and the requested number if the bins add up to less."""
+    """Return the bins of an iteration, trained bins first, and the requested number if the bins add up to less.
+
+    The text is empty until the bins are counted.
+    """
     bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
     said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
-    return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
+    return said if not one.bins or sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
 
 
 def _scores(state: State) -> Table:
@@ -157,7 +161,8 @@ def _scores(state: State) -> Table:
     for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
         numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
         of_all = [_drawn(row)] if drawn else []
-        table.add_row(Text(visible(row.policy)), str(row.n), *numbers, *of_all)
+        n = f"{row.n} so far" if row.unfinished else str(row.n)
+        table.add_row(Text(visible(row.policy)), n, *numbers, *of_all)
     return table
 
 

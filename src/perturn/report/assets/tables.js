@@ -12,7 +12,8 @@ function makeSortable(table) {
   });
 }
 
-const cellValue = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+// A missing value is empty, or shown as a dash.
+const cellValue = (row, column) => row.cells[column].dataset.value ?? row.cells[column].textContent.replace(/^–$/, "");
 
 function sortTable(table, column) {
   const heads = [...table.querySelectorAll("thead th")];
@@ -23,6 +24,7 @@ function sortTable(table, column) {
   const collator = new Intl.Collator("en", { numeric: true });
   const rows = [...body.rows].sort((one, other) => {
     const [left, right] = [cellValue(one, column), cellValue(other, column)];
+    if (!left || !right) return Boolean(right) - Boolean(left); // missing values last, in both directions
     const numbers = [Number(left), Number(right)];
     const order = numbers.some(Number.isNaN) ? collator.compare(left, right) : numbers[0] - numbers[1];
     return down ? -order : order;

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from perturn.analysis.run_summary import success_rate
 from perturn.report.figures.base import (
     GREY,
     SIDES,
@@ -18,8 +19,9 @@ from perturn.report.figures.base import (
     reach,
     solid,
 )
-from perturn.stats import rate_interval
 
+Episode = tuple[int, bool, str]
+"""Number of turns, success, and task of an episode."""
 _LENGTHS = 5
 """Maximum number of length groups for which success is drawn."""
 _TASKS = 400
@@ -50,26 +52,26 @@ def score_by_kind(
     return figure.update_yaxes(type="category", autorange="reversed")
 
 
-def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | str | None:
-    """Draw the success rate of episodes grouped by length, with Wilson intervals.
+def success_by_length(lengths: Mapping[str, Sequence[Episode]]) -> go.Figure | str | None:
+    """Draw the success rate of episodes grouped by length, with intervals as `success_rate` describes.
 
     Args:
-        lengths: Number of turns and success of each episode, by policy.
+        lengths: Episodes of each policy.
 
     Returns:
         The figure; a sentence if all lengths are equal; None without episodes.
     """
-    found = {turns for episodes in lengths.values() for turns, _ in episodes}
+    found = {turns for episodes in lengths.values() for turns, *_ in episodes}
     if len(found) == 1:
         return f"All episodes took {found.pop()} turns, so their length says nothing of their success."
     figure = go.Figure()
     for policy, episodes in lengths.items():
         groups = _length_groups(episodes)
-        rates = [rate_interval(sum(ok for _, ok in group), len(group)) for group in groups]
+        rates = [success_rate([ok for _, ok, _ in group], [task for *_, task in group]) for group in groups]
         means = [rate.mean for rate in rates]
         figure.add_scatter(
             name=plain(policy),
-            x=[sum(turns for turns, _ in group) / len(group) for group in groups],
+            x=[sum(turns for turns, *_ in group) / len(group) for group in groups],
             y=means,
             error_y=reach(means, [(rate.low, rate.high) for rate in rates]) | {"thickness": 1.2},
             customdata=[[_span(group), len(group)] for group in groups],
@@ -186,19 +188,19 @@ def _share_figure(figure: go.Figure, x: str, y: str) -> go.Figure:
     return number_turns(figure, max(trace.x[-1] for trace in figure.data), most=10)
 
 
-def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int, bool]]]:
+def _length_groups(episodes: Sequence[Episode]) -> list[list[Episode]]:
     """Group episodes by length: one group for each length if there are few lengths, else groups of similar size."""
     ordered = sorted(episodes)
-    turns = [length for length, _ in ordered]
+    turns = [length for length, *_ in ordered]
     edges = np.unique(turns)
     if len(edges) > _LENGTHS:
         edges = np.unique(np.quantile(turns, np.linspace(0, 1, _LENGTHS + 1)[1:-1]))
-    groups: dict[int, list[tuple[int, bool]]] = {}
+    groups: dict[int, list[Episode]] = {}
     for episode, group in zip(ordered, np.searchsorted(edges, turns, side="left").tolist(), strict=True):
         groups.setdefault(group, []).append(episode)
     return list(groups.values())
 
 
-def _span(group: Sequence[tuple[int, bool]]) -> str:
+def _span(group: Sequence[Episode]) -> str:
     low, high = group[0][0], group[-1][0]
     return str(low) if low == high else f"{low} to {high}"

@@ -52,12 +52,17 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
 
 
 def values_by_turn(
-    rows: Sequence[Mapping[str, Any]], key: str, title: str, pivot: float | None = None
+    rows: Sequence[Mapping[str, Any]],
+    tasks: Sequence[str],
+    key: str,
+    title: str,
+    pivot: float | None = None,
 ) -> go.Figure | None:
-    """Draw the mean of a value by turn number, with its 95 % interval.
+    """Draw the mean of a value by turn number, with its 95 % interval, clustered by task.
 
     Args:
         rows: Rows of `metrics/confidence.jsonl`, one for each pair.
+        tasks: Task of each pair. Pairs of a task may share an episode.
         key: `confidence` or `weight`.
         title: Title of the axis.
         pivot: Value at which a dotted line is drawn; None for no line.
@@ -68,8 +73,8 @@ def values_by_turn(
     figure = go.Figure()
     least, most, longest = 0.0, 1.0, 0
     for side in SIDES:
-        if turns := _by_turn([row[side] for row in rows], key):
-            known = [value for values in turns.values() for value in values]
+        if turns := _by_turn([row[side] for row in rows], tasks, key):
+            known = [value for values in turns.values() for value, _ in values]
             least, most = min(least, *known), max(most, *known)
             longest = max(longest, *(turn + 1 for turn in turns))
             _add_band(figure, turns, side)
@@ -82,15 +87,17 @@ def values_by_turn(
     return number_turns(figure, longest, most=10)
 
 
-def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) -> None:
+def _mean(values: Sequence[float], tasks: Sequence[str]) -> Estimate:
+    """Return a mean with its interval, clustered by task. Several equal values have no spread to show."""
+    if len(values) > 1 and min(values) == max(values):
+        return Estimate(values[0], values[0], values[0], len(set(tasks)))
+    return cluster_interval(values, tasks, bounds=(min(0.0, *values), max(1.0, *values)))
+
+
+def _add_band(figure: go.Figure, turns: Mapping[int, list[tuple[float, str]]], side: str) -> None:
     """Add a line of means by turn number, with its interval as a band. Equal values have no band."""
     x = [turn + 1 for turn in turns]
-    found = [
-        Estimate(values[0], values[0], values[0], len(values))
-        if len(values) > 1 and min(values) == max(values)
-        else cluster_interval(values, list(range(len(values))), bounds=(min(0.0, *values), max(1.0, *values)))
-        for values in turns.values()
-    ]
+    found = [_mean(*zip(*values, strict=True)) for values in turns.values()]
     figure.add_scatter(
         x=x + x[::-1],
         y=[one.high for one in found] + [one.low for one in found][::-1],
@@ -105,11 +112,11 @@ def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) ->
         name=side,
         x=x,
         y=[one.mean for one in found],
-        customdata=[[one.n] for one in found],
+        customdata=[[len(values), one.n] for values, one in zip(turns.values(), found, strict=True)],
         mode="lines+markers",
         marker_size=5,
         line={"color": SIDES[side], "width": 1.8},
-        hovertemplate="%{y:.3f}, %{customdata[0]} episodes",
+        hovertemplate="%{y:.3f}, pairs: %{customdata[0]}, tasks: %{customdata[1]}",
     )
 
 
@@ -151,13 +158,15 @@ def _numbers(side: Mapping[str, Any], values: Sequence[Any]) -> Sequence[int]:
     return side.get("turn") or range(len(values))
 
 
-def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[float]]:
-    """Return the values by turn number. A confidence above 1, due to rounding, becomes 1."""
-    found: dict[int, list[float]] = {}
-    for side in sides:
+def _by_turn(
+    sides: Sequence[Mapping[str, Any]], tasks: Sequence[str], key: str
+) -> dict[int, list[tuple[float, str]]]:
+    """Return the values with their tasks, by turn number. A confidence above 1, due to rounding, becomes 1."""
+    found: dict[int, list[tuple[float, str]]] = {}
+    for side, task in zip(sides, tasks, strict=True):
         for turn, value in zip(_numbers(side, side[key]), side[key], strict=False):
             if is_number(value):
-                found.setdefault(turn, []).append(min(value, 1.0) if key == "confidence" else value)
+                found.setdefault(turn, []).append((min(value, 1.0) if key == "confidence" else value, task))
     return dict(sorted(found.items()))
 
 

@@ -165,7 +165,11 @@ def lengths(
 ) -> go.Figure | str | None:
     """Draw the success of test episodes by their number of turns, with a line for each method."""
     figure = success_by_length(
-        {method: [(row["turns"], row["success"]) for row in rows] for method, rows in played.items() if rows}
+        {
+            method: [(row["turns"], row["success"], row["task"]) for row in rows]
+            for method, rows in played.items()
+            if rows
+        }
     )
     if isinstance(figure, go.Figure):
         for trace, method in zip(figure.data, (name for name, rows in played.items() if rows), strict=True):

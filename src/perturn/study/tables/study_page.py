@@ -87,7 +87,10 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
     played = {row["method"]: study.played("test", name, row["method"]) for row in methods}
-    by_length = "Test episodes of all seeds. If success ends an episode, successful episodes are shorter."
+    by_length = (
+        "Test episodes of all seeds, 95\u00a0% intervals, clustered by task where a task has several episodes. If "
+        "success ends an episode, successful episodes are shorter."
+    )
     return {
         "protocol_line": number_text.protocol_line(found["protocol"]) if found["protocol"] else "",
         "pairs": pairs,
