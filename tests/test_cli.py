@@ -280,7 +280,7 @@ def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environmen
         (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
         (
             ["recipe.yaml", "--model", "m", "--environment", "alfworld-like"],
-            "an override must look like key=value",
+            "a recipe or run and --model exclude each other, got 'recipe.yaml'; leave one out, or set model.name=m",
         ),
     ],
 )

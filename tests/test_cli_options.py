@@ -1,9 +1,12 @@
 """Options of the command line that belong to another option or are out of range, Ctrl-C, and other systems."""
 
+import math
 import resource
 from types import SimpleNamespace
 
 import pytest
+
+from perturn.cli._base import say_json
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,24 @@ import pytest
             for each in ("-1", "0", "nan", "1e30")
         ),
         (["inspect", "rows.jsonl", "--max-length", "0"], "--max-length must be >= 1, got 0."),
+        (
+            ["inspect", "rows.jsonl", "--check", "--limit", "0"],
+            "--limit belongs to inspect without --check; leave",
+        ),
+        (["init", "--list", "--lora"], "--lora belongs to init without --list; leave it out."),
+        (["init", "a.yaml", "--list"], "FILE belongs to init without --list; leave it out."),
+        (
+            ["evaluate", "--model", "m", "--environment", "alfworld-like", "--n", "1", "evaluate.tasks.n=3"],
+            "evaluate.tasks.n belongs to the options and arguments that set it; leave it out.",
+        ),
+        (
+            ["evaluate", "--model", "m", "--environment", "alfworld-like", "model={name: o}"],
+            "model.name belongs to the options and arguments that set it; leave it out.",
+        ),
+        (
+            ["export", "run", "--to", "hub", "--private"],
+            "--private belongs to --repo; add it, or leave --private",
+        ),
     ],
 )
 def test_an_option_that_would_be_ignored_is_rejected(perturn, words, says, tmp_path, monkeypatch):
@@ -76,3 +97,33 @@ def test_options_of_measure_that_nothing_would_read_are_rejected(perturn, tmp_pa
         code, _, notices = perturn("measure", str(tmp_path), *words)
 
         assert (code, said in " ".join(notices.split())) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--threshold", "nan"], "--threshold must be >= 0, got nan."),
+        (["--threshold", "-1"], "--threshold must be >= 0, got -1.0."),
+        (["--threshold", "0.5"], "--threshold belongs to --rows pairs; add it, or leave it out."),
+        (["--success-at", "nan"], "--success-at must be a finite number, got nan."),
+    ],
+)
+def test_a_number_of_import_logs_that_cannot_apply_is_rejected(perturn, tmp_path, words, says):
+    code, _, notices = perturn("import-logs", tmp_path / "log.jsonl", *words)
+
+    assert (code, notices.strip()) == (2, f"error: {says}")
+
+
+def test_json_has_null_for_a_number_that_is_not_finite(capsys):
+    """JSON has no NaN."""
+    say_json({"a": [math.nan, (math.inf, 1.5)], "b": "NaN", "c": True})
+
+    assert capsys.readouterr().out == '{"a": [null, [null, 1.5]], "b": "NaN", "c": true}\n'
+
+
+def test_a_command_in_a_message_quotes_its_path(perturn, tmp_path):
+    file = tmp_path / "my recipe.yaml"
+
+    _, printed, _ = perturn("init", file, "--from", "demo")
+
+    assert f"next: perturn run '{file}' --dry-run" in printed

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from perturn.analysis.run_contents import read_run
+from perturn.audit.training_view import recipe_of
 from perturn.run.verify_run import verify
 
 PARTS = {
@@ -74,3 +75,27 @@ def test_a_loss_that_the_user_types_is_imported(own, perturn, tmp_path, monkeypa
 
     assert "runs no code of a run folder" not in said
     assert (tmp_path / "trace").exists(), said
+
+
+def test_the_code_of_a_run_is_found_from_another_working_directory(
+    perturn, tmp_path, monkeypatch, tiny_folder
+):
+    """The run has recorded the folder of the file; its recipe has only the relative path."""
+    (tmp_path / "mine.py").write_text("from perturn.losses.dpo import DPO as Loss\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(
+        f"name: run\nmodel: {{name: {tiny_folder}}}\nenvironment: {{name: alfworld-like}}\n"
+        "align: {loss: {name: mine.py:Loss}, learning_rate: 1.0e-6}\n"
+    )
+    inputs = {
+        "align.loss.name": {"kind": "code", "given": "mine.py:Loss", "folder": str(tmp_path), "files": {}}
+    }
+    (run / "manifest.json").write_text(json.dumps({"stages": {}, "files": {}, "inputs": inputs}))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    recipe = recipe_of(run)
+
+    assert recipe.align.loss["name"] == "../mine.py:Loss"
+    assert (recipe.output, recipe.name) == (str(tmp_path), "run")

@@ -93,3 +93,14 @@ def test_a_value_with_a_comment_is_rejected(read, text):
 )
 def test_every_choice_is_named(read, word, says):
     assert refusal(read, word) == says
+
+
+def test_another_entry_within_then_drops_the_settings_of_the_file_that_it_lacks(read):
+    """As in the first recipe; `then` may have a `then` too."""
+    then = {"rows": {"name": "group-pairs", "per_group": 2}, **DMPO}
+    words = ("then.rows.name=expert-pairs", "then.then.align.loss.name=dpo")
+
+    found = read(*words, then={**then, "then": DMPO}).then
+
+    assert found["rows"] == {"name": "expert-pairs"}
+    assert (found["align"], found["then"]["align"]["loss"]) == (DMPO["align"], {"name": "dpo"})

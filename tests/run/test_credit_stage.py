@@ -15,6 +15,7 @@ from perturn.data.run_folder import Run
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.group import groups_of
 from perturn.needs import names_of
+from perturn.quantities import policies_of
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.run.stages.credit_stage import credit_run
@@ -233,7 +234,8 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         )
     ]
     for name in given:
-        credit_run(explored, [f"credit.name={name}"], reference="base")
+        reads = policies_of(CREDITS[name]().needs)
+        credit_run(explored, [f"credit.name={name}"], reference="base" if reads else None)
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
     assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 14
@@ -295,6 +297,7 @@ def test_a_dry_run_writes_nothing(explored):
 
     assert done.exit_code == 0, done.output
     assert content(explored) == before
+    assert done.stdout.endswith("--dry-run: nothing was written\n")
 
 
 def test_options_of_crediting_again_are_refused_without_a_credit(explored):
@@ -337,3 +340,15 @@ def test_what_cannot_be_compared_with_is_refused_before_work(explored):
         credit_run(explored, ["credit.name=gigpo"], against="rlo")
 
     assert not list(explored.glob("credits/*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "says"),
+    [
+        ("rloo", "base", "credit 'rloo' reads no reference; leave --reference out."),
+        ("confidence", "sftt", "reads policy 'sftt', and .* is not there"),
+    ],
+)
+def test_a_reference_that_is_not_read_or_not_there_is_rejected(explored, name, reference, says):
+    with pytest.raises(PerturnError, match=says):
+        credit_run(explored, [f"credit.name={name}"], reference=reference)

@@ -216,3 +216,11 @@ def test_a_run_that_lacks_an_expert_is_rejected_before_its_folder_is_made(pertur
     assert not (tmp_path / "runs").exists()
     row = lines(tmp_path / "rows", said("1"))
     assert perturn("import-expert", row, recipe, *game)[0] == 0
+
+
+def test_a_missing_file_makes_no_run_folder(perturn, recipe, tmp_path):
+    """The folder would keep a recipe that its user may still correct."""
+    code, _, said_why = perturn("import-expert", tmp_path / "nope.jsonl", recipe)
+
+    assert (code, "there is no such file or folder" in said_why) == (2, True)
+    assert not (tmp_path / "runs").exists()

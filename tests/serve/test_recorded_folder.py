@@ -81,3 +81,31 @@ def test_a_served_model_gets_its_chat_template():
     *_, dtype, template = _served("tiny-agent", ["model.chat_template=qwen3", "model.dtype=float32"])
 
     assert (dtype, template) == ("float32", TEMPLATES["qwen3"].text)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("evaluate.samples=2", "evaluate is not a section of a served model"),
+        ("seed=1", "seed is not a section of a served model"),
+        ("model.name=other", "serving a model reads no model.name; leave it out"),
+    ],
+)
+def test_settings_that_serving_a_run_would_ignore_are_rejected(folder, word, says):
+    with pytest.raises(ConfigError, match=says):
+        _served(f"{folder}:base", [word])
+
+
+def test_an_address_is_checked_before_the_model_is_loaded(tmp_path, monkeypatch):
+    """A host without a key, and a port in use."""
+    monkeypatch.delenv("PERTURN_API_KEY", raising=False)
+    monkeypatch.setattr("perturn.run.served_policy.open_beside", lambda *_: 1 / 0)
+    with Endpoint(Scripted()) as endpoint:
+        busy = endpoint.address.rpartition(":")[2]
+        said = [
+            str(CliRunner().invoke(app, ["serve", "tiny-agent", *words]).exception)
+            for words in (["--host", "0.0.0.0", "--port", "0"], ["--port", busy])
+        ]
+
+    assert "PERTURN_API_KEY is missing" in said[0]
+    assert f"127.0.0.1:{busy} cannot be listened at" in said[1]

@@ -10,8 +10,9 @@ from typing import Any
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.templates import chat_template as template_of
 from perturn.chat.tokens import NO_TURN, Renderer
-from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.recipe import Recipe
 from perturn.config.stages import makes, stages
+from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.errors import check_known, required
 from perturn.formats.row_sources import open_source
@@ -107,8 +108,7 @@ def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> b
 
 def recipe_of(data: Path) -> Recipe | None:
     """Return the recipe of a run folder; None for other data."""
-    paths = RunPaths(data)
-    return read_recipe(paths.recipe) if paths.is_run else None
+    return resolve_recipe(data) if RunPaths(data).is_run else None
 
 
 @dataclass(frozen=True)

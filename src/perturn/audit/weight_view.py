@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -150,7 +151,7 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
     if file is None:
         return {}
     there, reader = (file if file.is_file() else None), "the weights of turns are read from it"
-    found = required(there, str(file), reader, f"run `perturn credit {data}`")
+    found = required(there, str(file), reader, f"run `perturn credit {quote(str(data))}`")
     return {row.key: row for row in read_credits(found)}
 
 

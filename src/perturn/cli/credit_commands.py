@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
+from perturn.cli._base import AsJson, Overrides, Source, command, results, say_json
 from perturn.cli.loop_commands import do_stages
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
@@ -40,7 +40,14 @@ def credit(
     drop_equal_outcomes: Annotated[
         bool, typer.Option("--drop-equal-outcomes", help="Drop groups whose outcomes are equal.")
     ] = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the recipe and estimate time and memory. A second credit is computed and printed, but not "
+            "written.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute the weight of each turn by a credit."""
@@ -68,9 +75,11 @@ def credit(
     _print_turns(found["iterations"][-1])
     if against:
         _print_comparison(found["iterations"][-1]["against"], str(found["credit"]["name"]), against)
-    if not dry_run:
-        for one in found["iterations"]:
-            results.print(f"wrote {source / one['file']}", markup=False, soft_wrap=True)
+    if dry_run:
+        results.print("--dry-run: nothing was written")
+        return
+    for one in found["iterations"]:
+        results.print(f"wrote {source / one['file']}", markup=False, soft_wrap=True)
 
 
 _COLUMNS = {

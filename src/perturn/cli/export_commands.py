@@ -51,6 +51,7 @@ def export(
     check_known(to, FORMS, f"unknown --to {to!r}")
     of_hub = {"--policy": policy, "--repo": repo, "--private": private}
     check_belongs(of_hub, to == "hub", "--to hub", "add it, or leave them out")
+    check_belongs({"--private": private}, repo, "--repo", "add it, or leave --private out")
     folder = Path(f"{run.resolve().name}-{to}") if output is None else user_path(output, "output")
     if to != "hub":
         with at_work("writing rows"):

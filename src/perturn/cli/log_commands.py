@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,14 @@ import typer
 from perturn.cli._base import AsJson, command, results, say_json
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import DataError, check_fit
+from perturn.errors import DataError, check_belongs, check_fit, within
 from perturn.io.plain_data import error_text
 from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
     from perturn.episodes.prefix_matching import Cause
     from perturn.formats.logs.log_entries import Decode
+    from perturn.rows.group_pairs import GroupPairs
     from perturn.run.log_import.import_logs import LogAccount
 
 _WORDS = {
@@ -77,7 +79,9 @@ def import_logs(
     success_at: Annotated[
         float | None, typer.Option(help="Lowest score of a success; default: any score above 0.")
     ] = None,
-    threshold: Annotated[float, typer.Option(help="Score gap that a pair must exceed.")] = 0.4,
+    threshold: Annotated[
+        float | None, typer.Option(help="Score gap that a pair must exceed; default: 0.4.")
+    ] = None,
     session: Annotated[
         str | None, typer.Option(help="Path of the field that names the episode, such as metadata.chat.")
     ] = None,
@@ -93,7 +97,6 @@ def import_logs(
 ) -> None:
     """Turn logs of model calls, and other rollouts, into rows."""
     from perturn.formats.logs.log_entries import Fields
-    from perturn.rows.group_pairs import GroupPairs
     from perturn.run.log_import.import_logs import LogSettings
     from perturn.run.log_import.import_logs import import_logs as bring
 
@@ -103,7 +106,8 @@ def import_logs(
     logs = [path.resolve() for path in paths]
     check_fit(target.resolve() not in logs, "--output", "be another file than the logs", str(target))
     fields = Fields(session, task, score, None if model is None else _decoder(model))
-    pairs = GroupPairs(threshold, per_group=None)
+    pairs = _pairs(threshold, rows)
+    check_fit(math.isfinite(success_at or 0), "--success-at", "be a finite number", success_at)
     settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, pairs)
     with at_work("reading logs"):
         found = bring(paths, target, settings)
@@ -113,6 +117,16 @@ def import_logs(
     _print_faults(list(found.shown_faults()))
     for line in [*_summary(found), f"{target}: {found.rows} {rows}"]:
         results.print(line, markup=False, soft_wrap=True)
+
+
+def _pairs(threshold: float | None, rows: str) -> GroupPairs:
+    """Return the settings of pairs from the options."""
+    from perturn.rows.group_pairs import GroupPairs
+
+    with within("--"):
+        pairs = GroupPairs(GroupPairs.threshold if threshold is None else threshold, per_group=None)
+    check_belongs({"--threshold": threshold}, rows == "pairs", "--rows pairs", "add it, or leave it out")
+    return pairs
 
 
 def _print_faults(faults: Sequence[str]) -> None:

@@ -187,9 +187,11 @@ def import_expert(
     overrides: Overrides = None,
 ) -> None:
     """Use recorded episodes as the expert episodes of a run."""
+    from perturn.formats.row_sources import open_source
     from perturn.run.execute import open_run
     from perturn.run.stages.collect_stage import import_expert as bring
 
+    open_source(file)  # a wrong path makes no run folder
     with open_run(source, overrides or [], "collect") as run, at_work("importing episodes"):
         counts = bring(run, file)
     said = [f"{counts['imported']} imported", f"{counts['before']} there before"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -72,7 +73,9 @@ def measure(
         run = locate("perturn.data.run_folder:run_folder")(
             locate("perturn.data.run_folder:resolve_recipe")(source)
         )
-        results.print(f"each turn of an episode: perturn report {run}", markup=False, soft_wrap=True)
+        results.print(
+            f"each turn of an episode: perturn report {quote(str(run))}", markup=False, soft_wrap=True
+        )
 
 
 def _print_forecast(planned: Mapping[str, Any]) -> None:

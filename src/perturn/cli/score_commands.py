@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +16,7 @@ from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, resul
 from perturn.cli._scores import print_comparison, print_pairwise, print_summary
 from perturn.cli.loop_commands import show_plan
 from perturn.display.progress_bars import at_work
-from perturn.errors import check_belongs, required
+from perturn.errors import ConfigError, check_belongs, required
 from perturn.io.user_paths import user_path
 from perturn.types import failed
 
@@ -67,6 +69,11 @@ def evaluate(
         remedy = "name one, or give --model and --environment"
         chosen = user_path(required(source, "RECIPE-OR-RUN", "evaluate scores one", remedy), "path")
     else:
+        if source is not None and ("=" not in source or os.path.exists(source)):
+            raise ConfigError(
+                f"a recipe or run and --model exclude each other, got {source!r:.200}; leave one out, or set "
+                f"model.name={model} in the recipe."
+            )
         words = [word for word in (source, *words) if word is not None]
         remedy = "`perturn list environments` shows the names"
         environment = required(environment, "--environment", "evaluate needs it to score --model", remedy)
@@ -83,7 +90,9 @@ def evaluate(
         return
     print_summary(summary)
     results.print(
-        f"episodes and protocol: {run.folder}; to see them: perturn report {run.folder}", soft_wrap=True
+        f"episodes and protocol: {run.folder}; to see them: perturn report {quote(str(run.folder))}",
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -92,7 +101,7 @@ def evaluate(
     "runs/seed-0 runs/seed-1",
     "runs/demo --json",
     "runs/mt-sft runs/mt-aligned --pairwise environment.judge.server.concurrency=4",
-    codes="0 compared; 1 not compared, because the tasks differ; 2 a mistake.",
+    codes="0 compared; 1 not compared, because the tasks differ or an evaluation is not finished; 2 a mistake.",
     panel="Look",
 )
 def compare(

@@ -52,7 +52,7 @@ def serve(
     """Serve a policy to agent programs, and record what they do."""
     from perturn.engines.engine_process import EngineProcess
     from perturn.run.served_policy import begin_record, open_beside, recipe_of_record, reward_function
-    from perturn.serve import Endpoint
+    from perturn.serve import Endpoint, check_address
     from perturn.serve.settings import read_settings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: open sessions are recorded
@@ -60,6 +60,7 @@ def serve(
     judge = None if reward is None else reward_function(reward)
     key = os.environ.get(KEY) or None
     recipe = None if record is None else recipe_of_record(record, model, others)  # before the model is loaded
+    check_address(settings, key)
     with at_work(f"opening {model}"):
         engine = open_beside(model, others, notices.print)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -47,22 +48,24 @@ def init(
     """Write a recipe for an environment and a model."""
     from perturn.run.recipe_template import copy_recipe, unfit_words, write_recipe
 
+    options: dict[str, object] = {
+        "--environment": environment,
+        "--model": model,
+        "--loss": loss,
+        "--lora": lora,
+        "--full": full,
+        **dict.fromkeys(overrides or (), True),
+    }
     if listed:
+        own = {"FILE": file, "--from": recipe, **options}
+        check_belongs(own, False, "init without --list", "leave it out")
         list_table("recipes")
         return
     file = required(file, "FILE", "init writes it", "name it, or give --list for the bundled recipes")
     if recipe is not None:
-        options = {
-            "--environment": environment,
-            "--model": model,
-            "--loss": loss,
-            "--lora": lora,
-            "--full": full,
-        }
-        own = options | dict.fromkeys(overrides or (), True)
-        check_belongs(own, False, "init without --from", "leave it out, and edit the copied recipe")
+        check_belongs(options, False, "init without --from", "leave it out, and edit the copied recipe")
         copy_recipe(file, recipe)
-        results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+        _say_next(file)
         return
     remedy = "give it, or --from to copy a bundled recipe"
     chosen: dict[str, Any] = {
@@ -75,7 +78,13 @@ def init(
     write_recipe(file, **chosen, overrides=overrides or [])
     if unfit := unfit_words(chosen["model"], chosen["environment"]):
         results.print(unfit, style="yellow", markup=False, soft_wrap=True)
-    results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+    _say_next(file)
+
+
+def _say_next(file: Path) -> None:
+    """Print the name of a new recipe file, and the command to call next."""
+    again = f"perturn run {quote(str(file))} --dry-run"
+    results.print(f"wrote {file}; next: {again}", markup=False, soft_wrap=True)
 
 
 @command(

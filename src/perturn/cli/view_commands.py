@@ -15,7 +15,7 @@ from perturn.cli._base import AsJson, RunFolder, command, existing, results, say
 from perturn.config.shipped_recipes import describe_shipped
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
-from perturn.errors import check_fit, check_known
+from perturn.errors import check_belongs, check_fit, check_known
 from perturn.io.user_code import user_code
 from perturn.table_index import LISTED, describe, methods
 
@@ -72,6 +72,7 @@ def inspect(
     from perturn.audit import inspect as show
 
     check_fit(max_length is None or max_length > 0, "--max-length", "be >= 1", max_length)
+    check_belongs({"--limit": limit}, not check, "inspect without --check", "leave it out")
     with user_code(trust or not RunPaths(data).is_run, "If you trust the run, add --trust.", typed=[loss]):
         name = model_of(data, model)
         if drawn is not None:

@@ -107,6 +107,9 @@ def drop_replaced(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
         if before is not None and after is not None:
             for key in settings_of(before).keys() - settings_of(after).keys():
                 section.pop(key, None)
+    if isinstance(data.get("then"), dict):  # another recipe
+        its = {key.removeprefix("then."): each for key, each in changes.items() if key.startswith("then.")}
+        drop_replaced(data["then"], its)
 
 
 def _part(section: Any, key: str) -> Any:

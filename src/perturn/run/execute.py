@@ -385,7 +385,7 @@ def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
         f", and {len(others)} more {'stage waits' if len(others) == 1 else 'stages wait'}" if others else ""
     )
     console.print(
-        f"left for later: {name} needs {need}{more}. `perturn run {run.folder}` does all stages.",
+        f"left for later: {name} needs {need}{more}. `perturn run {shlex.quote(str(run.folder))}` does all stages.",
         markup=False,
         soft_wrap=True,
     )

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from perturn.chat.model_names import adapters_in, base_of, resolve_model
@@ -127,7 +128,9 @@ class Maker:
 
     def _require_done(self, manifest: Mapping[str, Any], stage: str) -> None:
         if stage not in done_stages(manifest):
-            raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
+            raise RunError(
+                f"stage {stage} of {self.folder} is not done; run: perturn run {quote(str(self.folder))}."
+            )
 
     def identity(self, needs: Needs) -> dict[str, str]:
         """Return the names and SHA-256 digests of all that is read from the run, as an evaluation records them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -279,9 +280,10 @@ def _header(file: Path, environment: str, model: str, full: bool) -> str:
         if full
         else "# These values are starting points that nobody has tuned. All settings: perturn init --full\n\n"
     )
+    command = f"perturn run {quote(str(file))}"
     return (
         f"# {model} on {environment}.\n"
-        f"# Command:  perturn run {file}   (first: perturn run {file} --dry-run)\n"
+        f"# Command:  {command}   (first: {command} --dry-run)\n"
         "# Hardware: not measured yet\n"
         "# Time:     not measured yet\n"
         "# Result:   not measured yet\n"

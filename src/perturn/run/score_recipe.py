@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from perturn.chat.model_names import PACKAGED
 from perturn.config.overrides import apply_overrides
-from perturn.config.parsing import parse
+from perturn.config.parsing import dotted, parse
 from perturn.config.recipe import Recipe, make_recipe, read_recipe
 from perturn.config.sections import Tasks
 from perturn.config.shipped_recipes import shipped_recipe
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.errors import check_belongs
 from perturn.faults import closing_world
 from perturn.run.policy_origin import made_by
 from perturn.run.protocol_rules import Rules, evaluation_split, rules_for, say_rules
@@ -55,6 +56,16 @@ def scoring_recipe(
     Raises:
         PerturnError: If a setting is wrong, or the environment cannot start or has no such tasks.
     """
+    _refuse_repeated(
+        overrides,
+        {
+            "model.name": model,
+            "environment.name": environment,
+            "evaluate.tasks.split": split,
+            "evaluate.tasks.n": n,
+            "protocol.name": protocol,
+        },
+    )
     data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
     apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
     with closing_world(environment_maker(data["environment"])()) as env:
@@ -75,6 +86,14 @@ def scoring_recipe(
     recipe = make_recipe({**data, "name": data["name"] or "score"})
     say_rules(replace(rules, sources=sources), name)
     return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
+
+
+def _refuse_repeated(overrides: Sequence[str], given: Mapping[str, object]) -> None:
+    """Reject overrides of settings that options set."""
+    found: dict[str, Any] = {}
+    apply_overrides(found, overrides)
+    set_twice = {key: key in dotted(found) for key, value in given.items() if value is not None}
+    check_belongs(set_twice, False, "the options and arguments that set it", "leave it out")
 
 
 def scored_tasks(env: Environment, split: str | None, n: int | None) -> Tasks:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from perturn.chat.model_names import BUNDLED, for_engine
@@ -44,8 +45,8 @@ def policy_path(run: Run | Maker, policy: str) -> str:
     if not (folder / "config.json").is_file():
         raise RunError(
             f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); run: perturn "
-            f"train {run.paths.folder}. A policy of a past iteration was not kept: restore it from a copy, or choose "
-            "another name (name=...)."
+            f"train {quote(str(run.paths.folder))}. A policy of a past iteration was not kept: restore it "
+            "from a copy, or choose another name (name=...)."
         )
     return str(folder)
 
@@ -179,19 +180,19 @@ def _open_there(source: str, overrides: Sequence[str]) -> Engine:
 def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str, str, str, str | None]:
     """Return the engine's settings, and a policy's name, folder or Hub id, dtype and chat template."""
     folder, _, policy = source.partition(":")
-    if RunPaths(Path(folder)).is_run:
-        recipe = resolve_recipe(Path(folder), overrides)
-        name, path = _policy_of(recipe, policy)
-        return engine_settings(recipe), name, path, recipe.model.dtype, chat_template(recipe.model)
     words: dict[str, Any] = {}
     apply_overrides(words, overrides)
     for word in words:
         check_known(word, ("engine", "model"), f"{word} is not a section of a served model")
-    settings: EngineSettings = build(ENGINES, {"name": "local"} | words.get("engine", {}), "engine")
     section = words.get("model", {})
     check_type("model", section, dict, "a section of settings, such as model.dtype=bfloat16")
     if unread := [key for key in ("name", "max_length") if key in section]:
         raise ConfigError(f"serving a model reads no model.{unread[0]}; leave it out.")
+    if RunPaths(Path(folder)).is_run:
+        recipe = resolve_recipe(Path(folder), overrides)
+        name, path = _policy_of(recipe, policy)
+        return engine_settings(recipe), name, path, recipe.model.dtype, chat_template(recipe.model)
+    settings: EngineSettings = build(ENGINES, {"name": "local"} | words.get("engine", {}), "engine")
     model = parse(ModelSettings, {**section, "name": source}, "model")
     return settings, Path(source).name, source, model.dtype, chat_template(model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -86,7 +87,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
     removal = f"rm -r {paths} && " if paths else ""
     return (
         f"restore what {one.stage} made from a copy; or have it made again, with all that follows from it: "
-        f"{removal}perturn run {folder}"
+        f"{removal}perturn run {quote(str(folder))}"
     )
 
 

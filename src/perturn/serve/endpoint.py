@@ -71,13 +71,10 @@ class Endpoint:
             PerturnError: If starlette or uvicorn is missing, the address is in use, or another machine can reach it and
                 no key was given.
         """
-        for package in ("starlette", "uvicorn"):
-            require_library(package, "an endpoint", "serve")
         self.settings = settings or ServeSettings()
-        _check_key(key, self.settings.host)
+        socket_ = _listening(self.settings, key)
         self.key = key or secrets.token_hex(20)
         """API key that clients must send."""
-        socket_ = _listening(self.settings)
         try:
             self._record = None if record is None else Record(Path(record), environment)
         except BaseException:
@@ -244,6 +241,19 @@ class Endpoint:
             raise RunError(error.message) from None
 
 
+def check_address(settings: ServeSettings, key: str | None) -> None:
+    """Check that an endpoint can be opened, before a model is loaded for it.
+
+    Args:
+        settings: Address of the endpoint.
+        key: API key that clients must send; None: a random key.
+
+    Raises:
+        PerturnError: As `Endpoint` does.
+    """
+    _listening(settings, key).close()
+
+
 def _check_key(key: str | None, host: str) -> None:
     """Check the API key and the address.
 
@@ -258,12 +268,15 @@ def _check_key(key: str | None, host: str) -> None:
         raise ConfigError("an API key must be 8 to 200 letters, digits, _ or -; what was given is not shown.")
 
 
-def _listening(settings: ServeSettings) -> socket.socket:
+def _listening(settings: ServeSettings, key: str | None) -> socket.socket:
     """Return a socket that listens at the address in the settings.
 
     Raises:
-        ConfigError: If the address cannot be used.
+        PerturnError: If a library is missing, or the address or the API key cannot be used.
     """
+    for package in ("starlette", "uvicorn"):
+        require_library(package, "an endpoint", "serve")
+    _check_key(key, settings.host)
     try:
         kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         made = socket.create_server((settings.host, settings.port), family=kind, backlog=_BACKLOG)

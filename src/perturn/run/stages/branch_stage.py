@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import cast
 
 from perturn.config.compatibility import explorer_name, providers
@@ -143,7 +144,7 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
         )
     manifest = read_manifest(paths.folder)
     if f"branch{mark}" not in done_stages(manifest):
-        raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
+        raise RunError(f"{file} is not finished; run: perturn run {quote(str(paths.folder))}")
     seal = manifest["files"].get(paths.name(file))
     refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
     return list(read_trajectories(file))

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from perturn.config.overrides import apply_overrides
@@ -33,7 +34,7 @@ from perturn.quantities import (
     policies_of,
     wanted,
 )
-from perturn.quantities.protocol import State
+from perturn.quantities.protocol import ACTED, REFERENCE, START, State
 from perturn.report.credit_figures import compare_credits, credit_summary
 from perturn.run.session import world_maker
 from perturn.run.stages.answer_form import answer_form
@@ -43,6 +44,7 @@ from perturn.run.stages.quantity_source import (
     RunSource,
     failures_of,
     members_of,
+    path_of_policy,
     reference_of_iteration,
     states_of,
 )
@@ -156,10 +158,14 @@ def credit_run(
     credit = _make_credit(section, recipe)
     label = _named(section, name, against)
     found, explored = [], explored_stages(paths, recipe)
-    _check_stored(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
-    if other is not None:
-        _check_stored(other.credit, recipe, explored, reference)
+    credits = [credit] if other is None else [credit, other.credit]
+    for each in credits:
+        _check_stored(each, recipe, explored, reference)
+    if reference is not None:
+        if not any(policies_of(each.needs) & {ACTED, REFERENCE, START} for each in credits):
+            raise ConfigError(f"credit {section['name']!r} reads no reference; leave --reference out.")
+        path_of_policy(paths, recipe, reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     _warn_of_filter(recipe)
     for stage in explored:
@@ -342,7 +348,9 @@ def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
     done = done_stages(manifest)
     found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]
     if not found:
-        raise RunError(f"{paths.folder} has explored nothing yet; run: perturn collect {paths.folder}")
+        raise RunError(
+            f"{paths.folder} has explored nothing yet; run: perturn collect {quote(str(paths.folder))}"
+        )
     names = {paths.name(paths.trajectories(stage.name)) for stage in found}
     seals = {file: one for file, one in manifest["files"].items() if file in names}
     refuse_damage(paths.folder, seals)

@@ -159,8 +159,17 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
     Raises:
         RunError: If the policy does not exist.
     """
+    return open_by_name(recipe, path_of_policy(paths, recipe, name))
+
+
+def path_of_policy(paths: RunPaths, recipe: Recipe, name: str) -> str:
+    """Return the folder of a policy of the run; for the base, the name or folder of the model.
+
+    Raises:
+        RunError: If the policy does not exist.
+    """
     if name == "base" and recipe.base is None:
-        return open_by_name(recipe, recipe.model.name)
+        return recipe.model.name
     folder = paths.checkpoint(name)
     if not (folder / "config.json").is_file():
         others = " or ".join(
@@ -169,7 +178,7 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
         raise RunError(
             f"the credit reads policy {name!r}, and {folder} is not there; name another policy, such as {others}."
         )
-    return open_by_name(recipe, str(folder))
+    return str(folder)
 
 
 def read_needs(
