@@ -156,7 +156,7 @@ HOSTS_NEED := aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 b
 	pycryptodomex pylatexenc pyrage pyvers pyzmq tensordict termcolor tiktoken tinker==0.38.0 tml-renderers torchdata transferqueue \
 	wadler_lindig yarl zipp
 HOSTS_TESTS := $(addprefix tests/adapters/test_,verl.py skyrl.py tinker_cookbook.py trl.py released_estimators.py) \
-	tests/test_docs_run.py::test_python_blocks_run_as_printed[docs/adapters/verl.md]
+	$(addprefix tests/test_docs_run.py::test_python_blocks_run_as_printed,[docs/adapters/verl.md] [docs/adapters/tinker-cookbook.md])
 HOSTS_PYTEST := -m pytest -m "slow or not slow" -W default -o cpu_seconds=0 -o timeout=0
 # Let an environment find the packages of ours behind its own.
 share = $(1)/bin/python -c "import site, sys; open(site.getsitepackages()[0] + '/zz_perturn.pth', 'w').write(sys.argv[1])" \

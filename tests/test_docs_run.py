@@ -46,7 +46,7 @@ def demo_folder(tiny_folder, tmp_path):
     )
 
 
-TRAINERS = ("verl", "skyrl", "prime_rl")
+TRAINERS = ("verl", "skyrl", "prime_rl", "tinker_cookbook")
 """Packages of other trainers, by whose names their pages import; these run where they are installed."""
 
 

@@ -54,6 +54,7 @@ def test_light_modules_bring_no_heavy_library(module):
             "transformers.trainer datasets pandas trl peft perturn.losses perturn.credit",
         ),
         ("perturn.engines.local.engine", "transformers.trainer datasets pandas trl peft"),
+        ("perturn.extend", "filelock numpy scipy psutil perturn.data.store"),  # another trainer may lack them
     ],
 )
 def test_a_module_brings_no_library_that_its_commands_do_not_use(module, absent):

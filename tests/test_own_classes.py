@@ -13,8 +13,9 @@ from perturn.config.outside_files import named_inputs
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.recipe_difference import counted_settings
+from perturn.config.sections import ModelSettings, ProtocolSettings
 from perturn.config.stages import policy_of, rows_name
-from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_folder import Run, resolve_recipe
 from perturn.errors import ConfigError, RunError
 from perturn.run.execute import open_run
 from perturn.run.protocol_rules import ruled
@@ -193,6 +194,20 @@ def test_recorded_rules_are_read_from_another_folder(perturn, tmp_path, monkeypa
     found = ruled(read_recipe(Path("../recipe.yaml"), ["protocol=null", "output=../runs"]))
 
     assert found.protocol == recorded
+
+
+def test_rules_of_ones_own_name_their_format(tmp_path):
+    """A class with format plain would get another format. A run that began without a format keeps its rules."""
+    section = ProtocolSettings("mine", system="Go.", max_turns=3)
+    recipe = Recipe("r", ModelSettings("m"), {"name": "own"}, section, output=str(tmp_path))
+
+    with pytest.raises(
+        ConfigError, match=r"'mine' is not a named one, so set protocol\.format, protocol\.system"
+    ):
+        ruled(recipe)
+
+    Run(recipe).close()
+    assert ruled(recipe) is recipe
 
 
 def test_settings_of_a_class_may_name_files_and_what_changes_no_result(perturn, tmp_path):

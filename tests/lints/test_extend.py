@@ -12,6 +12,7 @@ import perturn.extend
 import perturn.extend.quantity_tools
 import perturn.extend.tensors
 from perturn.config.explorer_settings import _MEMBERS
+from perturn.engines import protocol
 from perturn.extend import Explorer
 from support.docs import ROOT
 
@@ -24,6 +25,13 @@ def test_every_name_is_documented():
 
     assert [line for line in lines if re.fullmatch(r"\| `\w+` \| *\|", line)] == []
     assert len(lines) == sum(len(module.__all__) for module in MODULES)
+
+
+def test_all_that_an_engine_may_implement_is_there():
+    """Its optional methods, and the error that ends an episode at a full context."""
+    own = {name for name, each in vars(protocol).items() if "protocol" in getattr(each, "__module__", "")}
+
+    assert own | {"ContextFull"} <= set(perturn.extend.__all__)
 
 
 def test_a_name_means_one_thing():

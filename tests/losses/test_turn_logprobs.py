@@ -16,6 +16,7 @@ LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size
 
 POLICY = [[[-0.1, -0.3], [-0.8]], [[-1.0, -2.0, -3.0]]]
 REFERENCE = [[[-0.2, -0.2], [-1.8]], [[-1.5, -1.5, -1.5]]]
+NUMBERS = [[0.5, 1.5], [2.0]]
 
 
 def flat(**changes):
@@ -132,13 +133,15 @@ def test_padded_rows_give_the_same_batch_as_nested_lists():
     policy = torch.tensor([[nan, -0.1, nan, -0.3, -0.8], [-1.0, -2.0, -3.0, nan, nan]])
     reference = torch.tensor([[nan, -0.2, nan, -0.2, -1.8], [-1.5, -1.5, -1.5, nan, nan]])
     turn = torch.tensor([[-1, 0, -1, 0, 1], [0, 0, 0, -1, -1]])
+    numbers = torch.tensor([0.5, 1.5, 2.0])
+    further = {"behavior": reference, "proximal": policy, "weight": numbers, "clip": numbers}
 
     side, expected = (
-        TurnLogprobs.from_padded(policy, reference, turn),
-        TurnLogprobs.from_nested(POLICY, REFERENCE),
+        TurnLogprobs.from_padded(policy, reference, turn, **further),
+        TurnLogprobs.from_nested(POLICY, REFERENCE, NUMBERS, REFERENCE, POLICY, NUMBERS),
     )
 
-    for name in ("policy", "reference", "turn", "trajectory", "turn_index", "turn_position"):
+    for name in (*further, "policy", "reference", "turn", "trajectory", "turn_index", "turn_position"):
         assert torch.equal(getattr(side, name), getattr(expected, name))
     assert TurnLogprobs.from_padded(policy, None, turn).reference is None
 

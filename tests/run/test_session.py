@@ -188,11 +188,11 @@ def test_a_protocol_of_ones_own_has_ones_own_rules():
     [
         (
             ProtocolSettings("scienceworld-et"),
-            "protocol.system and protocol.max_turns. Did you mean 'scienceworld-eto'?",
+            "protocol.format, protocol.system and protocol.max_turns. Did you mean 'scienceworld-eto'?",
         ),
         (
             ProtocolSettings("mine", system="x"),
-            "protocol 'mine' is not a named one, so set protocol.system and",
+            "protocol 'mine' is not a named one, so set protocol.format, protocol.system and",
         ),
         (ProtocolSettings("mine", "recat"), "unknown protocol.format 'recat'. Did you mean 'react'?"),
         (

@@ -80,6 +80,15 @@ def test_rewards_and_states_reach_the_trajectory(tmp_path):
     assert (shown["turns"], shown["sequences"], shown["recorded"][0]["reward"]) == (2, 1, 0.25)
 
 
+def test_a_reward_without_a_turn_is_answered_with_the_cause():
+    """Its episode is FAILED."""
+    with Endpoint(Scripted()) as endpoint:
+        post(endpoint, "/s/t", {}, "PUT")
+        ended = post(endpoint, "/s/t/reward", {"reward": 1.0}).json()
+
+    assert (ended["done"], ended["error"].startswith("the session ended without a turn")) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("continues", "choice", "rewards"),
     [

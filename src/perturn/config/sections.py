@@ -95,8 +95,7 @@ class ProtocolSettings:
     """Name of a protocol, or a new name for your own rules. None: each setting that is missing here comes from the
     environment, or else from a default; see `perturn check-env`."""
     format: str | None = None
-    """Format in which the policy writes an action: react, action, plain or tools. None: the named protocol's format,
-    else react."""
+    """Format in which the policy writes an action: react, action, plain or tools. None: the named protocol's format."""
     system: str | None = None
     """System message. None: the named protocol's system message."""
     max_turns: Annotated[int, COUNT] | None = None

@@ -29,13 +29,23 @@ from perturn.data.forks import Forks, fork_counts
 from perturn.data.origins import actions_of, best_by_task, branches_of, ending_at
 from perturn.data.tree import Node, grow, next_node
 from perturn.engines.local.settings import LocalSettings
-from perturn.engines.protocol import EngineSettings, Loaded, Serving, Tokens, Updatable
+from perturn.engines.protocol import (
+    EngineSettings,
+    Loaded,
+    ModelTakingEngine,
+    Serving,
+    SleepingEngine,
+    SwappingEngine,
+    Tokens,
+    Updatable,
+)
 from perturn.episodes.episode import Job
 from perturn.episodes.prompts import suffixed
 from perturn.episodes.seeds import make_jobs, seed_of
 from perturn.episodes.triage_signals import check_signals, left_out
 from perturn.errors import (
     ConfigError,
+    ContextFull,
     DataError,
     EngineFailure,
     EnvironmentFailure,
@@ -146,6 +156,7 @@ __all__ = [
     "BranchReturns",
     "Brancher",
     "ConfigError",
+    "ContextFull",
     "DataError",
     "Distance",
     "Divided",
@@ -172,6 +183,7 @@ __all__ = [
     "Made",
     "Message",
     "ModelError",
+    "ModelTakingEngine",
     "Need",
     "Needs",
     "Node",
@@ -199,9 +211,11 @@ __all__ = [
     "Sense",
     "Serving",
     "Signals",
+    "SleepingEngine",
     "Status",
     "StreamingEngine",
     "SuffixRows",
+    "SwappingEngine",
     "Table",
     "Targets",
     "Task",

@@ -1,4 +1,4 @@
-"""Checks of the shape and dtype of nested lists and padded rows of log-probabilities, and flattening of lists."""
+"""Checks of nested lists, padded rows and flat ids of log-probabilities, and flattening of lists."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -96,3 +96,33 @@ def check_padded(values: Mapping[str, Tensor | None], turn: Tensor) -> None:
         raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
     if turn.numel() and int(turn.min()) < -1:
         raise ValueError(f"turn must be -1 (no loss) or a turn id >= 0, got {int(turn.min())}.")
+
+
+def segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
+    """Check the ids; return the index of each token's turn [tokens], and the numbers of turns and of trajectories.
+
+    Raises:
+        ValueError: If an id is negative, ids decrease, or a trajectory has no token.
+    """
+    trajectory_change, turn_change = trajectory.diff(), turn.diff()
+    starts_turn = (trajectory_change != 0) | (turn_change != 0)
+    turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
+    facts = [
+        (trajectory[0] != 0) | ((trajectory_change < 0) | (trajectory_change > 1)).any(),
+        turn.min(),
+        ((turn_change < 0) & (trajectory_change == 0)).any(),
+        turn_index[-1] + 1,
+        trajectory[-1] + 1,
+    ]
+    # One transfer for all facts, since each transfer waits for the device.
+    gap, lowest_turn, unsorted, num_turns, num_trajectories = torch.stack([f.long() for f in facts]).tolist()
+    if gap:
+        raise ValueError("trajectory ids must be 0..n-1, not decreasing, each with at least one token.")
+    if lowest_turn < 0:
+        raise ValueError(
+            f"turn ids must be >= 0, got {lowest_turn}. "
+            "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
+        )
+    if unsorted:
+        raise ValueError("turn ids must not decrease: the tokens of a turn of a trajectory stand together.")
+    return turn_index, num_turns, num_trajectories

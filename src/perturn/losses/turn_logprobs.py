@@ -15,6 +15,7 @@ from perturn.losses.nested_lists import (
     check_padded,
     check_same_nesting,
     flatten,
+    segments,
     turn_lengths,
 )
 from perturn.needs import Reference, reads
@@ -85,7 +86,7 @@ class TurnLogprobs:
             self._check(f"inputs[{name!r}]", values, len(self.policy))
         if not len(self.policy):
             raise ValueError("a batch must hold at least one token that carries loss, got none.")
-        found = _segments(self.turn.long(), self.trajectory.long())
+        found = segments(self.turn.long(), self.trajectory.long())
         for name, value in zip(("turn_index", "num_turns", "num_trajectories"), found, strict=True):
             object.__setattr__(self, name, value)
         for name in ("weight", "clip"):
@@ -167,6 +168,12 @@ class TurnLogprobs:
         reference: Tensor | None,
         turn: Tensor,
         inputs: Mapping[str, Tensor] | None = None,
+        *,
+        behavior: Tensor | None = None,
+        proximal: Tensor | None = None,
+        weight: Tensor | None = None,
+        clip: Tensor | None = None,
+        has_spread: Tensor | None = None,
     ) -> Self:
         """Build a batch from padded rows with one trajectory each.
 
@@ -178,19 +185,28 @@ class TurnLogprobs:
             reference: log pi_ref, in nats [trajectories, positions]; or None.
             turn: Turn id of each token [trajectories, positions]; -1: the token carries no loss.
             inputs: Name -> further number of each token [trajectories, positions]; or None.
+            behavior: log mu, in nats [trajectories, positions]; or None.
+            proximal: log pi_proximal, in nats [trajectories, positions]; or None.
+            weight: Weight of each turn that has a token with loss, without unit [turns]; or None.
+            clip: Factor on the clip range of each turn that has a token with loss, without unit [turns]; or None.
+            has_spread: Whether the group of each trajectory has weights other than 0 [trajectories]; or None.
 
         Returns:
             The flat batch.
         """
         inputs = inputs or {}
-        check_padded({"policy": policy, "reference": reference, **inputs}, turn)
+        others = {"reference": reference, "behavior": behavior, "proximal": proximal}
+        check_padded({"policy": policy, **others, **inputs}, turn)
         loss_mask = turn >= 0
         return cls(
             policy=policy[loss_mask],
-            reference=None if reference is None else reference[loss_mask],
             turn=turn[loss_mask],
             trajectory=loss_mask.nonzero()[:, 0],
+            **{name: None if other is None else other[loss_mask] for name, other in others.items()},
             inputs={name: values[loss_mask] for name, values in inputs.items()},
+            weight=weight,
+            clip=clip,
+            has_spread=has_spread,
         )
 
     @cached_property
@@ -372,29 +388,3 @@ def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tens
         raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
     values = _raise_precision(values)
     return values.new_zeros(count).index_add(0, segment, values)
-
-
-def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
-    """Check the ids; return the index of each token's turn [tokens], and the numbers of turns and of trajectories."""
-    trajectory_change, turn_change = trajectory.diff(), turn.diff()
-    starts_turn = (trajectory_change != 0) | (turn_change != 0)
-    turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
-    facts = [
-        (trajectory[0] != 0) | ((trajectory_change < 0) | (trajectory_change > 1)).any(),
-        turn.min(),
-        ((turn_change < 0) & (trajectory_change == 0)).any(),
-        turn_index[-1] + 1,
-        trajectory[-1] + 1,
-    ]
-    # One transfer for all facts, since each transfer waits for the device.
-    gap, lowest_turn, unsorted, num_turns, num_trajectories = torch.stack([f.long() for f in facts]).tolist()
-    if gap:
-        raise ValueError("trajectory ids must be 0..n-1, not decreasing, each with at least one token.")
-    if lowest_turn < 0:
-        raise ValueError(
-            f"turn ids must be >= 0, got {lowest_turn}. "
-            "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
-        )
-    if unsorted:
-        raise ValueError("turn ids must not decrease: the tokens of a turn of a trajectory stand together.")
-    return turn_index, num_turns, num_trajectories

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perturn.config.row_maker_settings import RowInputs
-from perturn.data.iteration_numbers import FATES
+from perturn.config.row_maker_settings import FATES, RowInputs
 from perturn.data.origins import actions_of
 from perturn.episodes.prompts import suffixed
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded

@@ -100,13 +100,18 @@ def ruled(recipe: Recipe) -> Recipe:
     An existing run keeps its recorded rules.
 
     Raises:
-        PerturnError: If the environment cannot start, or declares invalid rules.
+        PerturnError: If the environment cannot start or declares invalid rules, or a new run with a protocol of your
+            own lacks a format.
     """
     section, given = recipe.environment, recipe.protocol
-    if section is None or (given is not None and given.name is not None):
+    if section is None:
+        return recipe
+    paths = RunPaths(run_folder(recipe))
+    if given is not None and given.name is not None:
+        if given.format is None and not paths.is_run:  # earlier versions recorded runs without a format
+            _check_named(given.name)
         return recipe
     own = {} if given is None else {key: value for key, value in asdict(given).items() if value is not None}
-    paths = RunPaths(run_folder(recipe))
     recorded = read_recipe(paths.recipe, moved=code_files(paths.folder)).protocol if paths.is_run else None
     if recorded is not None:
         return replace(recipe, protocol=replace(recorded, **own))
@@ -230,8 +235,7 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
         check_known(settings.format, FORMATS, f"unknown protocol.format {settings.format!r}")
     named = PROTOCOLS.get(name)
     if settings.max_turns is None or settings.system is None:
-        says = f"protocol {name!r} is not a named one, so set protocol.system and protocol.max_turns"
-        check_known(name, PROTOCOLS, says)
+        _check_named(name)
     rules = named or EpisodeProtocol(name)
     own = {key: value for key in _OWN_RULES if (value := getattr(settings, key)) is not None}
     if own.get("history") == "full":
@@ -249,6 +253,12 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
         )
     with within("protocol."):
         return replace(rules, **own, format=settings.format or rules.format)
+
+
+def _check_named(name: str) -> None:
+    """Raise an error unless a protocol is a named one, which has all rules."""
+    own = "set protocol.format, protocol.system and protocol.max_turns"
+    check_known(name, PROTOCOLS, f"protocol {name!r} is not a named one, so {own}")
 
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:

@@ -25,7 +25,7 @@ from perturn.serve.protocols.common import OwnBody, ServedProtocol, check_plain,
 from perturn.serve.protocols.messages import Messages
 from perturn.serve.protocols.responses import Responses
 from perturn.serve.session_manager import SessionManager
-from perturn.types import Task
+from perturn.types import Task, failed
 
 _logger = logging.getLogger(__name__)
 
@@ -274,9 +274,9 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
         session.unrecorded = None
     whole = given.reward is not None and given.response is None
     done = whole if given.done is None else given.done
-    if done:
-        await sessions.finish(session, "ended")
-    return _json({"session": session.id, "reward": session.reward, "done": done})
+    ended = await sessions.finish(session, "ended") if done else None
+    cause = {"error": ended.error} if ended is not None and failed(ended) else {}
+    return _json({"session": session.id, "reward": session.reward, "done": done, **cause})
 
 
 async def _state(sessions: SessionManager, key: str, request: Request) -> Response:
