@@ -21,6 +21,16 @@ def test_every_episode_of_every_set_is_there_once(run, make):
     assert len(index["prompts"]) == 5
 
 
+def test_episodes_of_an_unfinished_evaluation_are_shown(run, make):
+    """No number counts them, but a user wants to see why the evaluation stopped."""
+    make.manifest(run, stages={"evaluate-tlm-dre": {"done": False}})
+
+    index = make.page_of(run).piece("index")
+
+    assert index["sets"][0]["label"] == "tlm-dre, evaluation not finished"
+    assert index["columns"]["set"].count(0) == 4
+
+
 def test_an_episode_has_the_numbers_of_its_pair(run, make):
     """Pair 2, rejected: confidence 0.95, 0.375 and 1, weights 0.2, 1 and 0.2; tokens of the reference."""
     row, body, tokens = make.page_of(run).episode(set="trajectories/explore", task="p1")

@@ -5,9 +5,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from perturn.analysis import run_contents
 from perturn.analysis.run_comparison import against_first, compare_runs, names_of, settings_that_differ
 from perturn.analysis.run_contents import read_run
+from perturn.analysis.run_summary import summary_of
 from perturn.cli import main
+from perturn.data.file_seals import read_manifest
 from perturn.errors import RunError
 
 
@@ -165,9 +168,35 @@ def test_an_unfinished_evaluation_is_left_out_and_noted(two, make):
 
     assert list(run.evaluation) == ["base", "sft"]
     assert run.compared is None
-    note = "The evaluation of tlm-dre is not finished (3 of 8 episodes) and is left out. Run the same command"
-    assert [each for each in run.notes if "evaluation" in each] == [f"{note} again to finish it."]
-    assert versus(two).refused.startswith(note)
+    assert summary_of(run)["unfinished"] == ["tlm-dre"]
+    note = (
+        "The evaluation of tlm-dre is not finished (3 of 8 episodes) and is left out of all numbers. "
+        f"If no process works on it, `perturn run {two[1]}` goes on from there."
+    )
+    assert [each for each in run.notes if "evaluation" in each] == [note]
+    assert versus(two).refused == f"other: {note}"
+    refused = {(each.a, each.b): each.refused for each in compare_runs(two[1:])}
+    assert refused == {("sft", "base"): "", ("tlm-dre", "base"): note, ("tlm-dre", "sft"): note}
     (two[1] / "evaluation" / "base.jsonl").unlink()
     with pytest.raises(RunError, match=r"a comparison needs two\. The evaluation of tlm-dre is not finished"):
         compare_runs(two[1:])
+
+
+def test_runs_are_compared_although_an_earlier_evaluation_is_unfinished(two, make):
+    make.manifest(two[1], stages={"evaluate-base": {"done": False}})
+
+    assert read_run(two[1]).unfinished.keys() == {"base"}
+    assert versus(two).row["n"] == 4
+
+
+def test_an_evaluation_that_begins_while_a_run_is_read_is_left_out(two, make, monkeypatch):
+    """Its first episode is written after the manifest, which lacks its stage, was read."""
+
+    def read_and_begin(path):
+        found = read_manifest(path)
+        make.put(path / "evaluation" / "late.jsonl", [make.trajectory("t1", 1.0)])
+        return found
+
+    monkeypatch.setattr(run_contents, "read_manifest", read_and_begin)
+
+    assert list(read_run(two[0]).evaluation) == ["base", "sft", "tlm-dre"]

@@ -70,7 +70,15 @@ def test_a_score_above_one_leaves_all_scores_of_the_run_unbounded(run, make):
 def test_summary_has_the_agreed_keys(run):
     summary = summarize(run)
 
-    assert list(summary) == ["policies", "comparison", "by_kind", "protocol", "seconds", "iterations"]
+    assert list(summary) == [
+        "policies",
+        "comparison",
+        "by_kind",
+        "protocol",
+        "unfinished",
+        "seconds",
+        "iterations",
+    ]
     assert set(summary["policies"][0]) == {
         "name", "n", "mean_score", "interval", "success_rate", "success_interval", "mean_turns",
         "turns_p75", "mean_tokens", "invalid_rate", "failed", "errors",

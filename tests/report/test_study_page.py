@@ -105,6 +105,14 @@ def test_a_primary_comparison_is_drawn_with_the_interval_of_its_family():
     assert drawn.error_x.array == pytest.approx([3, 1])
 
 
+def test_the_tested_points_sort_above_the_others(study):
+    """An empty cell would count as missing, and would be last in both directions."""
+    text = (study / "report.html").read_text(encoding="utf-8")
+
+    assert '<td data-value="1">yes</td>' in text
+    assert '<td data-value="0"></td>' in text
+
+
 def test_tuning_is_drawn_on_a_logarithmic_axis_with_the_tested_point_large(page):
     figure = page.figure("tuning-0-0")
     line = next(trace for trace in figure["data"] if trace["name"] == "online")

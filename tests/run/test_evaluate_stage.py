@@ -59,6 +59,7 @@ GREEDY = {
             {"name": "p", "request": {"temperature": None, "top_k": 5}},
             "p; each request with temperature=null; each request with top_k=5",
         ),
+        ({"name": "p", "samples": None}, "p"),
         (
             {
                 "name": "p",

@@ -120,7 +120,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         f"split {stamp['split']}" if stamp.get("split") else "",
         f"n = {stamp['n']}" if "n" in stamp else "",
         f"task list {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
-        f"{samples} episodes of each task" if (samples := stamp.get("samples", 1)) > 1 else "",
+        f"{samples} episodes of each task" if (samples := stamp.get("samples") or 1) > 1 else "",
     )
     history = stamp.get("history")
     parts = [

@@ -66,20 +66,18 @@ def compare_runs(folders: Sequence[Path], measure: Measure = by_score) -> list[V
     runs = [read_run(folder) for folder in folders]
     if len(runs) > 1:
         return against_first(runs, names_of(runs), measure)
-    scored = runs[0].evaluation
-    if len(scored) < 2:
-        said = [
-            f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.",
-            *runs[0].unfinished.values(),
-        ]
-        raise RunError(" ".join(said))
-    return [_between(later, earlier, runs[0], measure) for earlier, later in combinations(scored, 2)]
+    (run,) = runs
+    if len(run.evaluation) < 2:
+        needs = f"{folders[0]} has scores of {len(run.evaluation)} policies; a comparison needs two."
+        raise RunError(" ".join([needs, *run.unfinished.values()]))
+    return [_between(later, earlier, run, measure) for earlier, later in combinations(run.scored, 2)]
 
 
 def _between(a: str, b: str, run: RecordedRun, measure: Measure) -> Versus:
     """Compare two policies of one run."""
-    row = measure((run, a), (run, b), a, b)
-    return Versus(a, b, row, "they share no task." if row is None else "")
+    refused = run.unfinished.get(a) or run.unfinished.get(b)
+    row = None if refused else measure((run, a), (run, b), a, b)
+    return Versus(a, b, row, "" if row else refused or "they share no task.")
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
@@ -131,14 +129,14 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str, measure: Measure) -> Versus:
-    left_out = [*run.unfinished.values(), *first.unfinished.values()]
-    if left_out:
-        return Versus(name, first_name, None, left_out[0])
     a, b = _last(run), _last(first)
     labels = (f"{name} / {a}", f"{first_name} / {b}")
     if a is None or b is None:
         missing = name if a is None else first_name
         return Versus(name, first_name, None, f"{missing} has no evaluation.")
+    for each, policy, its in ((run, a, name), (first, b, first_name)):
+        if policy in each.unfinished:
+            return Versus(*labels, None, f"{its}: {each.unfinished[policy]}")
     sides = (f"{name}/{run.evaluated(a)}", f"{first_name}/{first.evaluated(b)}")
     refused, differs = _judge(run, first)
     row = None if refused else measure((run, a), (first, b), *labels)
@@ -163,5 +161,5 @@ def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
 
 
 def _last(run: RecordedRun) -> str | None:
-    """Return the last evaluated policy of a run; None if no policy was evaluated."""
-    return next(reversed(run.evaluation), None)
+    """Return the last policy of a run with evaluated episodes; None if there is none."""
+    return next(reversed(run.scored), None)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from perturn.analysis.episode_numbers import EpisodeNumbers, numbers_of, read_numbers
@@ -46,14 +47,32 @@ class RecordedRun:
     """Settings of the recipe."""
     manifest: Mapping[str, Any]
     protocol: Mapping[str, Any] | None
-    evaluation: dict[str, list[EpisodeNumbers]]
-    """Episodes of each policy whose evaluation is finished: `base`, `sft`, then the aligned policies in order."""
-    unfinished: Mapping[str, str]
-    """A sentence on each evaluation that is not finished, by policy. Its first episodes are short and mostly solved."""
+    scored: dict[str, list[EpisodeNumbers]]
+    """Evaluated episodes of each policy: `base`, `sft`, then the aligned policies in order."""
     mark: str
     """End of the file names, such as `-003`, of the iteration whose episodes, pairs and credits are shown."""
     iterations: Sequence[Iteration]
     """Numbers of all iterations."""
+
+    @cached_property
+    def evaluation(self) -> dict[str, list[EpisodeNumbers]]:
+        """Episodes of each policy whose evaluation is finished, in the order of `scored`."""
+        return {policy: rows for policy, rows in self.scored.items() if policy not in self.unfinished}
+
+    @cached_property
+    def unfinished(self) -> dict[str, str]:
+        """A sentence on each evaluation that is not finished, by policy. Its first episodes are mostly solved."""
+        protocol = self.protocol or {}
+        of = f" of {protocol['n'] * protocol.get('samples', 1)}" if "n" in protocol else ""
+        again = (
+            f"If no process works on it, `perturn run {quote(str(self.paths.folder))}` goes on from there."
+        )
+        return {
+            policy: f"The evaluation of {policy} is not finished ({len(rows)}{of} episodes) and is left out of all "
+            f"numbers. {again}"
+            for policy, rows in self.scored.items()
+            if not is_evaluated(self.stages, policy)
+        }
 
     @cached_property
     def expert(self) -> list[EpisodeNumbers]:
@@ -136,8 +155,7 @@ class RecordedRun:
     @cached_property
     def notes(self) -> list[str]:
         """Notes on missing files and contradictions, one sentence each."""
-        evaluated = [*self.evaluation, *self.unfinished]
-        missing = _missing(self.paths, self.mark, evaluated, self.settings)
+        missing = _missing(self.paths, self.mark, self.scored, self.settings)
         misfits = [*self.unfinished.values(), *self._confidence[1], *self._credits[1]]
         return [*_mark_notes(self.mark), *missing, *misfits, *_task_list_notes(self.evaluation)]
 
@@ -184,42 +202,28 @@ def read_run(path: Path) -> RecordedRun:
     if not path.is_dir():
         fault = "is no folder" if path.exists() else "does not exist"
         raise RunError(f"run folder {str(path)!r} {fault}. Give the folder that `perturn run` made.")
+    paths = RunPaths(path)
+    listed = paths.evaluated(())  # before the manifest, which would lack an evaluation that begins later
     manifest = read_manifest(path)
     files: Mapping[str, Mapping[str, Any]] = manifest["files"]
     finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
     refuse_damage(path, finished)  # shared files and files of a running stage are not checked
-    paths = RunPaths(path)
-    stages, protocol = manifest["stages"], read_note(paths.stamp, Stamp)
-    files_of = paths.evaluated(stages)
-    evaluated = {policy: rows for policy, file in files_of.items() if (rows := read_numbers(file))}
-    unfinished = {
-        policy: _unfinished_note(policy, len(rows), protocol or {})
-        for policy, rows in evaluated.items()
-        if not is_evaluated(stages, policy)
-    }
+    stages = manifest["stages"]
+    files_of = {policy: file for policy, file in paths.evaluated(stages).items() if policy in listed}
+    scored = {policy: rows for policy, file in files_of.items() if (rows := read_numbers(file))}
     mark = _shown(paths)
     recipe = read_text(paths.recipe, RunError) if paths.recipe.is_file() else None
     settings = parse_settings(recipe or "", str(paths.recipe))
-    _missing(paths, mark, evaluated, settings)  # rejects a folder that holds nothing of a run
+    _missing(paths, mark, scored, settings)  # rejects a folder that holds nothing of a run
     return RecordedRun(
         paths=paths,
         recipe=recipe,
         settings=settings,
         manifest=manifest,
-        protocol=protocol,
-        evaluation={policy: rows for policy, rows in evaluated.items() if policy not in unfinished},
-        unfinished=unfinished,
+        protocol=read_note(paths.stamp, Stamp),
+        scored=scored,
         mark=mark,
         iterations=read_iterations(paths, stages),
-    )
-
-
-def _unfinished_note(policy: str, episodes: int, protocol: Mapping[str, Any]) -> str:
-    """Return a sentence on an evaluation that is not finished."""
-    of = f" of {protocol['n'] * protocol.get('samples', 1)}" if "n" in protocol else ""
-    return (
-        f"The evaluation of {policy} is not finished ({episodes}{of} episodes) and is left out. Run the same command "
-        "again to finish it."
     )
 
 

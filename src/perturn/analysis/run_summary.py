@@ -48,6 +48,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
         "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
         "by_kind": _by_kind(run.evaluation, bounded),
         "protocol": run.protocol,
+        "unfinished": list(run.unfinished),
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
         "iterations": iteration_rows(run.iterations, policies, explored),
     }

@@ -20,7 +20,7 @@ from perturn.chat.tokens import NO_TURN, Encoded, silent_turns
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import RowInputs, RowMaker, RowTraits
 from perturn.config.stages import makes
-from perturn.data.episode_outcomes import read_outcomes
+from perturn.data.episode_outcomes import read_tasks
 from perturn.data.group_account import read_credits
 from perturn.data.run_files import Confidences, read_sides
 from perturn.data.run_paths import RunPaths
@@ -324,10 +324,9 @@ def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
     if rows is not None and with_expert and all(file.is_file() for file in files):
         inputs = RowInputs(sorted(explored, key=lambda one: one.key), solved)
         facts["pairing"] = dict(rows(inputs).counts)
-    trained = _tasks_of(
-        map(run.trajectories, ("lessons", "expert", *(f"explore{mark}" for mark in run.marks)))
-    )
-    evaluated = _tasks_of(run.evaluated(()).values())
+    others = map(run.trajectories, ("lessons", *(f"explore{mark}" for mark in run.marks[:-1])))
+    trained = {one.task.id for one in (*experts, *explored)}.union(*map(read_tasks, others))
+    evaluated = {task for file in run.evaluated(()).values() for task in read_tasks(file)}
     facts["tasks"] = {
         "unsuccessful_expert": len(experts) - len(solved),
         "evaluated_and_trained": len(trained & evaluated),
@@ -335,11 +334,6 @@ def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
     if sides := read_sides(run.confidence(run.mark), Confidences):
         facts["weights"] = {side: _weights([row[side] for row in sides]) for side in ("chosen", "rejected")}
     return facts
-
-
-def _tasks_of(files: Iterable[Path]) -> set[str]:
-    """Return the tasks of the episodes in files of trajectories. A file may be missing."""
-    return {one.task for file in files for one in read_outcomes(file)}
 
 
 def _weights(sides: Sequence[Any]) -> dict[str, float]:

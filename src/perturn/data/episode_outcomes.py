@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -46,7 +46,13 @@ class _Line(TypedDict):
     taken_over: NotRequired[int]
 
 
-_LINE = TypeAdapter(_Line)
+class _Start(TypedDict):
+    """The key that `read_tasks` reads."""
+
+    task: _Task
+
+
+_LINE, _START = TypeAdapter(_Line), TypeAdapter(_Start)
 
 
 @dataclass(frozen=True)
@@ -83,18 +89,23 @@ def read_outcomes(file: Path) -> list[Outcome]:
     return [parse_outcome(raw, f"{file}:{number}") for number, raw in complete_lines(file, RunError, REMEDY)]
 
 
+def read_tasks(file: Path) -> set[str]:
+    """Return the ids of the tasks in a file of trajectories, which may be missing. Turns are not parsed.
+
+    Raises:
+        RunError: If a complete line is not JSON or has no task.
+    """
+    lines = complete_lines(file, RunError, REMEDY) if file.exists() else ()
+    return {_parse(_START, raw, f"{file}:{number}")["task"]["id"] for number, raw in lines}
+
+
 def parse_outcome(raw: bytes, where: str) -> Outcome:
     """Return the outcome of a line in a file of trajectories.
 
     Raises:
         RunError: If the line is not a trajectory.
     """
-    try:
-        row = _LINE.validate_json(raw, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        said = first["msg"] if first["type"] == "json_invalid" else explain(first)
-        raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
+    row = _parse(_LINE, raw, where)
     failed = row.get("status") == "failed"
     turns = row.get("turns", [])
     own = 0 if row.get("origin") is None else row.get("taken_over", 0)
@@ -111,6 +122,15 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
         kind=row["task"].get("kind", ""),
         unfinished=row.get("status") == "unfinished",
     )
+
+
+def _parse(shape: TypeAdapter[Any], raw: bytes, where: str) -> Any:
+    try:
+        return shape.validate_json(raw, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = first["msg"] if first["type"] == "json_invalid" else explain(first)
+        raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:

@@ -128,6 +128,8 @@ class Progress(TypedDict):
     counting_since: NotRequired[Amount]
     seconds_left: NotRequired[Amount]
     measured: NotRequired[Amount]
+    spent: NotRequired[Amount]
+    """Seconds spent on the stage by all calls. Files of earlier versions lack it."""
     ended: NotRequired[Literal["done", "failed", "stopped"]]
     error: NotRequired[str]
 
@@ -217,20 +219,21 @@ def _unicode(data: Any, text: str | bytes, where: str) -> Any:
 
 
 def with_lost_time(stages: Mapping[str, Mapping[str, Any]], stage: str, progress: Path) -> dict[str, Any]:
-    """Return the record of a stage. If a process was killed in this stage, add the seconds that it worked on it.
+    """Return the record of a stage. Its seconds include the time of a process that was killed in this stage.
+
+    This time is lost if another stage has begun since, or if an earlier version of Perturn wrote the progress.
 
     Args:
         stages: Stages in the manifest.
         stage: Name of the stage.
-        progress: `progress.json` of the last process. The time of the file is the last sign of life.
+        progress: `progress.json` of the last process.
     """
     record, noted = stages.get(stage, {}), None
     with suppress(RunError):  # a damaged file costs only the time that it records
         noted = read_note(progress, Progress)
-    if noted is None or noted["stage"] != stage or noted.get("ended"):
+    if noted is None or noted["stage"] != stage:
         return {**record}
-    lost = max(0.0, progress.stat().st_mtime - noted["began"])
-    return {**record, "seconds": record.get("seconds", 0.0) + lost}
+    return {**record, "seconds": max(record.get("seconds") or 0.0, noted.get("spent", 0.0))}
 
 
 def read_notes(file: Path, shape: Any, only: Container[int] | None = None) -> list[dict[str, Any]]:

@@ -135,9 +135,8 @@ class Run:
         within = tuple(f"{name}/" for name in names)
         files = self.manifest["files"].items()
         kept = {file: one for file, one in files if file not in names and not file.startswith(within)}
-        self._write_manifest(
-            {**self.manifest, "files": kept}
-        )  # first: after a kill in between, missing files would look like damage
+        # The manifest comes first. After a kill in between, missing files would look like damage.
+        self._write_manifest({**self.manifest, "files": kept})
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -212,13 +211,14 @@ class Run:
             return
         start = time.monotonic()
         before = self._begin_stage(name, makes)
+        start -= before.get("seconds") or 0.0
         self._pulse = pulse = _Pulse(
-            self.paths.progress, name, self.planned, [each.name for each in stages(self.recipe)]
+            self.paths.progress, name, self.planned, [each.name for each in stages(self.recipe)], start
         )
 
         def end(ended: str, error: str = "") -> None:
             entry = {
-                "seconds": round(before.get("seconds", 0.0) + time.monotonic() - start, 1),
+                "seconds": round(time.monotonic() - start, 1),
                 "peak_memory_gb": round(max(before.get("peak_memory_gb", 0.0), pulse.stop()), 2),
                 "counts": {name: plain_scalar(count) for name, count in counts.items()},
                 "sources": before["sources"],
@@ -318,9 +318,8 @@ def _model_beside(file: Path, folder: Path) -> dict[str, str]:
     flat = dotted(read_mapping(file, "recipe"))
     model, output = (Path(str(flat.get(key))) for key in ("model.name", "output"))
     run, *inside = model.relative_to(output).parts if model.is_relative_to(output) else ("",)
-    is_there = (
-        bool(inside) and RunPaths(folder.parent / run).is_run
-    )  # with `output: .`, a Hub id is no folder
+    # With `output: .`, a Hub id is no folder.
+    is_there = bool(inside) and RunPaths(folder.parent / run).is_run
     return {"model.name": str(folder.parent.joinpath(run, *inside))} if is_there else {}
 
 
@@ -353,8 +352,10 @@ def refuse_other(recipe: Recipe) -> None:
 class _Pulse:
     """Thread that updates `progress.json` while a stage runs, as a heartbeat, and measures the peak memory."""
 
-    def __init__(self, file: Path, stage: str, steps: Sequence[str], of_recipe: Sequence[str]) -> None:
-        self._file = file
+    def __init__(
+        self, file: Path, stage: str, steps: Sequence[str], of_recipe: Sequence[str], start: float
+    ) -> None:
+        self._file, self._start = file, start
         self._facts: dict[str, Any] = {
             "host": platform.node(),
             "pid": os.getpid(),
@@ -375,7 +376,7 @@ class _Pulse:
     def note(self, **facts: Any) -> None:
         """Add facts, and write all facts to the file."""
         with self._lock:
-            self._facts |= facts
+            self._facts |= {**facts, "spent": round(time.monotonic() - self._start, 1)}
             write_whole(self._file, json.dumps(self._facts) + "\n")
             self._last = time.monotonic()
 
@@ -385,11 +386,9 @@ class _Pulse:
             if time.monotonic() - self._last > HEARTBEAT_SECONDS:
                 self._last = time.monotonic()
                 left = self.left()
-                with suppress(OSError, StorageError):  # a missing file or disk does not stop the stage
-                    if left is None:
-                        os.utime(self._file)
-                    else:
-                        self.note(seconds_left=left, measured=time.time())
+                timed = {} if left is None else {"seconds_left": left, "measured": time.time()}
+                with suppress(StorageError):  # a missing disk does not stop the stage
+                    self.note(**timed)
             if self._stop.wait(0.5):
                 return
 

@@ -76,11 +76,12 @@ class Catalogue:
         self._runs.append(name)
         self._texts.append(run.texts)
         before = len(self._sets)
-        for policy in reversed(run.evaluation):
-            episodes = run.evaluation[policy]
+        for policy in reversed(run.scored):
+            episodes = run.scored[policy]
             lines = {one.line for one in _chosen(episodes)}
             whole = read_lines_of(run.paths.evaluation(policy), lines)
-            self._put_set(run.evaluated(policy), f"{policy}, evaluated", whole, len(episodes))
+            how = "evaluation not finished" if policy in run.unfinished else "evaluated"
+            self._put_set(run.evaluated(policy), f"{policy}, {how}", whole, len(episodes))
         pairs = self._add_trained(run)
         if run.compared:
             a, b = (f"{name}/{run.evaluated(policy)}" for policy in run.compared)
