@@ -8,11 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from perturn.envs.agent import agent_process
-from perturn.envs.agent.agent_episode import _reward, settle
+from perturn.envs.agent.agent_bridge import Question
+from perturn.envs.agent.agent_episode import Conversation, Limits, _reward, settle
 from perturn.envs.agent.agent_launch import Command, function_of
 from perturn.envs.agent.agent_process import AgentProcess
+from perturn.envs.agent.agent_replay import Replay
 from perturn.envs.load_environment import make_environment
+from perturn.episodes.engine_abilities import EngineAbilities
+from perturn.episodes.job import Job
 from perturn.errors import EnvironmentFailure
+from perturn.types import Action, Prompt, Task
 
 from .playing import agents
 
@@ -109,3 +114,32 @@ def test_hosts_without_a_proxy_stay_without_one(tmp_path, monkeypatch, name):
     given = world._variables(SimpleNamespace(url="http://127.0.0.1:1/s", key="k"), 1)
 
     assert (given["NO_PROXY"], given["no_proxy"]) == ("intranet.example,127.0.0.1",) * 2
+
+
+@pytest.mark.parametrize("is_rewarded", [True, False])
+def test_a_returned_boolean_is_ignored_after_a_posted_reward(is_rewarded):
+    """A function may return whether it ended well. Without another reward, the boolean was meant as one."""
+    process = SimpleNamespace(code=0, result=lambda: True)
+    held = SimpleNamespace(reached="", is_full=False, turns=1)
+    line = SimpleNamespace(is_rewarded=lambda: is_rewarded, turns=lambda: 1)
+
+    if is_rewarded:
+        assert settle(process, held, line, prints=False) == {"truncated": False}
+    else:
+        with pytest.raises(EnvironmentFailure, match=r"write float\(True\)"):
+            settle(process, held, line, prints=False)
+
+
+def test_a_conversation_that_is_sent_again_counts_as_a_turn():
+    """Without a new message, all requests share the empty tuple; only a request for several answers is one."""
+    held, job = Conversation(Limits(1, None, 60.0), EngineAbilities()), Job(Task("a"), 0)
+    first, second = (Question(Prompt((), (), (), 0, "a#0")) for _ in range(2))
+    for each in (first, second, None):
+        held.asked.put(each)
+    playing = held.hold(job, Replay(job), SimpleNamespace(turns=lambda: 1))
+    next(playing)
+
+    with pytest.raises(StopIteration):
+        playing.send(Action("go"))
+    assert (held.turns, first.answered.result()) == (1, Action("go"))
+    assert "protocol.max_turns=1" in str(second.answered.exception())

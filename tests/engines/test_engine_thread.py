@@ -74,7 +74,7 @@ class Held:
     """Answers concurrent calls, each only after it is released."""
 
     name = "held"
-    abilities = EngineAbilities(concurrent=True)
+    abilities = EngineAbilities(concurrent_calls=8)
 
     def __init__(self):
         self.asked, self.answered, self.released = [], [], threading.Event()
@@ -95,7 +95,7 @@ class Held:
 
 def test_a_cancelled_prompt_whose_call_has_not_begun_is_not_sent(monkeypatch):
     """One call at a time: `b` waits for `a`, and is cancelled."""
-    monkeypatch.setattr("perturn.engines.engine_thread._AT_ONCE", 1)
+    monkeypatch.setattr(Held, "abilities", EngineAbilities(concurrent_calls=1))
     engine, answered, there = Held(), [], threading.Semaphore(0)
     thread = EngineThread(engine, lambda answers: (answered.extend(answers), there.release()))
     for name in "abc":

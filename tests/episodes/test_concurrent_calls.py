@@ -1,6 +1,7 @@
 """An engine that allows concurrent calls: no episode waits for another, and nothing is left when a play ends."""
 
 import threading
+import time
 
 import pytest
 
@@ -15,7 +16,7 @@ class Concurrent:
     """Answers `up`; prompts of the task `slow` wait for `may_go`, and the first prompt of the task `bad` raises."""
 
     name = "concurrent"
-    abilities = EngineAbilities(concurrent=True)
+    abilities = EngineAbilities(concurrent_calls=8)
 
     def __init__(self):
         self.seeds, self.answered, self.may_go, self.has_slow = {}, [], threading.Event(), threading.Event()
@@ -96,3 +97,40 @@ def test_an_answer_that_is_no_action_ends_the_play():
 
     with pytest.raises(Exception, match="each answer of engine 'concurrent' must be"):
         list(start(engine, "a"))
+
+
+class TwoCalls(Concurrent):
+    """Two calls at a time, each of 0.1 seconds; the error `fault` ends all of them."""
+
+    abilities = EngineAbilities(concurrent_calls=2)
+    fault = None
+
+    def generate(self, prompts, sampling):
+        """Answer one prompt."""
+        self.answered += prompts
+        time.sleep(0.1)
+        if self.fault:
+            raise self.fault
+        return [up(prompts[0])]
+
+
+def test_after_an_error_no_waiting_prompt_is_sent():
+    """Twelve episodes wait for two slots."""
+    engine = TwoCalls()
+    engine.fault = RunError("the key is wrong")
+
+    with pytest.raises(RunError, match="the key is wrong"):
+        list(start(engine, *"abcdefghijkl"))
+    assert len(engine.answered) <= 3
+
+
+def test_an_interrupted_play_sends_no_waiting_prompt():
+    """Twelve episodes wait for two slots; the consumer fails after the first."""
+    engine = TwoCalls()
+    playing = start(engine, *"abcdefghijkl")
+    next(playing)
+    playing.close()
+    sent = len(engine.answered)
+    time.sleep(0.5)
+
+    assert len(engine.answered) == sent < 36

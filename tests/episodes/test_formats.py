@@ -1,3 +1,4 @@
+import json
 from itertools import product
 
 import pytest
@@ -122,6 +123,13 @@ def test_with_tools_a_thought_is_neither_sent_nor_an_answer(thought):
     assert sent == [
         '{"text": "Paris", "calls": []}', None, '{"text": "", "calls": [{"name": "look", "arguments": {}}]}',
     ]  # fmt: skip
+
+
+def test_with_tools_a_later_thought_is_not_sent():
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    said = Action(f"<think>a</think>Hi {call}<think>b</think>more [THINK]c[/THINK]")
+
+    assert json.loads(understood(said, FORMATS["tools"]))["text"] == "Hi\nmore"
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ class Trainer:
     def train(self, rows: Iterable[Any]) -> dict[str, float]:
         """Train on the rows of one iteration.
 
-        Neither the policy nor the optimizer changes if there are no rows, or if all weights are 0 and the loss has no
-        reference policy.
+        Neither the policy nor the optimizer changes if there are no rows, or if all weights are 0 and the loss reads
+        nothing else: no reference policy and no token inputs.
 
         Args:
             rows: Pairs or trajectories, as `weigh` and `make_rows` return them.
@@ -199,7 +199,8 @@ class Trainer:
         assert trainer.model is not None
         self.model, self.tokenizer, self._adapters = trainer.model.eval(), trainer.renderer.tokenizer, None
         weights = (side for example in trainer.train_dataset.rows for side in example.weight)
-        if not (trainer.needs_reference or any(map(torch.any, weights))):
+        traits = trainer.loss.traits
+        if not (traits.needs_reference or traits.reads or any(map(torch.any, weights))):
             return {}  # the optimizer's momentum would still move the policy
         trainer.remove_callback(PrinterCallback)
         trainer.train()

@@ -19,8 +19,6 @@ Result = TypeVar("Result")
 Answered = Action | Exception
 """Answer to a prompt: an action, a failure of this prompt alone, or an exception that ended all open prompts."""
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
-_AT_ONCE = 512
-"""Largest number of `generate` calls at the same time, for an engine that allows concurrent calls."""
 _LAST_S = 5.0
 """Seconds that `generate` calls may still take when the thread ends, so that an API's answers are recorded."""
 
@@ -85,7 +83,8 @@ class EngineWork:
         self._batch: list[tuple[Prompt, Sampling]] = []
         self._queued: dict[str, Future[None]] = {}
         self._calls: set[Future[None]] = set()
-        self._pool = ThreadPoolExecutor(_AT_ONCE) if abilities_of(engine).concurrent else None
+        calls = abilities_of(engine).concurrent_calls
+        self._pool = ThreadPoolExecutor(calls) if calls else None
 
     def run(self, next_order: Callable[[bool], Callable[[], None] | None]) -> None:
         """Answer prompts until there are no more orders.

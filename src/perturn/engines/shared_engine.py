@@ -60,7 +60,7 @@ class SharedEngine:
         """
         prefix, abilities = f"{next(self._numbers)}/", abilities_of(self._engine)
         asked, said = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
-        own = replace(abilities, concurrent=False, prompt_tokens=asked, answer_tokens=said)
+        own = replace(abilities, concurrent_calls=0, prompt_tokens=asked, answer_tokens=said)
         return Port(self, prefix, name or self._engine.name, own)
 
     def swap(self, folder: str | Path, name: str, version: int, base: str | None = None) -> None:

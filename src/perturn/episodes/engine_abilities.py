@@ -14,8 +14,9 @@ from perturn.types import Action, Engine
 class EngineAbilities:
     """Abilities of an open engine besides answering prompts."""
 
-    concurrent: bool = False
-    """Whether several threads may call `generate` at the same time."""
+    concurrent_calls: int = 0
+    """Largest number of threads that call `generate` at the same time, each with a single prompt. 0: one thread calls
+    `generate`, with batches of prompts."""
     response_formats: frozenset[str] = frozenset()
     """Types of `Prompt.response_format` that the engine follows."""
     reads_thoughts: bool = True

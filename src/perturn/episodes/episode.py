@@ -46,6 +46,7 @@ def episode(
     policy: str = "",
     user_said: Sequence[Sequence[str]] = (),
     abilities: EngineAbilities | None = None,
+    sharpened: bool = False,
 ) -> Episode:
     """Play one episode as a generator that yields prompts, is sent actions and returns the trajectory.
 
@@ -64,6 +65,7 @@ def episode(
         user_said: Recorded texts of the user before each turn, which are used again. After these texts, and the texts
             of a begun episode, the user's model or script speaks.
         abilities: Abilities of the engine, for an environment that plays its episodes itself.
+        sharpened: Whether the engine samples with `Sampling.sharpens`.
     """
     if traits_of(env).plays_itself:
         playing: Any = env
@@ -75,7 +77,8 @@ def episode(
                 "play must begin at the turn of the job."
             )
         return whole
-    return (yield from _turn_by_turn(env, job, protocol, policy, user_said))
+    played = yield from _turn_by_turn(env, job, protocol, policy, user_said)
+    return replace(played, sharpened=sharpened or (job.begun is not None and job.begun.sharpened))
 
 
 def _turn_by_turn(

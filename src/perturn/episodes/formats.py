@@ -85,4 +85,4 @@ FORMATS = {
 than ETO's (Song et al. 2024, arXiv:2403.02502), which takes all text after `Action:` and needs no thought. `action`: an
 action without a thought. `plain`: the whole text is the action, even if it is empty. `tools`: native tool calls in the
 form of the chat template, or a message to the user. Thoughts before the text are not parsed. If the prompt opened the
-thought, `plain` cannot distinguish it from the action, and parses it too."""
+thought, `plain` cannot distinguish it from the action, and parses it too; `tools` does so if the thought is cut."""

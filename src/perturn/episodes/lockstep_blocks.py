@@ -44,7 +44,13 @@ def play_blocks(
             earlier answers again, so the engine is not asked twice.
         hear: Callback for each prompt and each trajectory, so that progress can be measured in turns.
     """
-    start = partial(episode, protocol=protocol, policy=engine.name, abilities=abilities_of(engine))
+    start = partial(
+        episode,
+        protocol=protocol,
+        policy=engine.name,
+        abilities=abilities_of(engine),
+        sharpened=sampling.sharpens,
+    )
     workers = Workers(start, make_environment, retries, hear=hear)
     try:
         for block in blocks:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import replace
 from itertools import islice
 from math import ceil
 from statistics import median
@@ -55,10 +54,10 @@ def play(
     """Play many episodes at once, and yield each trajectory as soon as its episode ends.
 
     Each environment is made, stepped and closed in its own thread. The engine never waits for the slowest environment.
-    An engine that allows concurrent calls gets each prompt at once, in a thread of its own. Other engines answer in the
-    thread that consumes the trajectories. A streaming engine accepts prompts as they come. The remaining engines wait
-    for more prompts for at most a fifth of the time of a batch. So the order of trajectories and the batches depend on
-    timing. Each answer is the same at any timing, except for rounding (see `Prompt.seed`).
+    An engine that allows concurrent calls gets each prompt in a call of its own, as soon as one of its threads is free.
+    Other engines answer in the thread that consumes the trajectories. A streaming engine accepts prompts as they come.
+    The remaining engines wait for more prompts for at most a fifth of the time of a batch. So the order of trajectories
+    and the batches depend on timing. Each answer is the same at any timing, except for rounding (see `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in the order in which they start.
@@ -77,14 +76,15 @@ def play(
 
     def start(env: Environment, job: Job) -> Episode:
         name = engine.name  # the engine's policy may change later
-        return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
+        sharpened = sampling.sharpens
+        return episode(env, job, protocol=protocol, policy=name, abilities=abilities, sharpened=sharpened)
 
     workers = Workers(start, make_environment, retries, coming, hear, slots)
     counter: _Stream | _Calls | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
-    elif abilities.concurrent:
-        counter = _Calls(engine, sampling, concurrency)
+    elif abilities.concurrent_calls:
+        counter = _Calls(engine, sampling, min(concurrency, abilities.concurrent_calls))
     asked: dict[str, Worker] = {}
     with closing(workers), closing(counter):
         workers.begin(islice(coming, concurrency))
@@ -95,7 +95,7 @@ def play(
                     counter.submit(said, worker.took)
                 else:
                     engine.forget(Job(said.task, said.seed, said.sample).conversation)
-                    yield replace(said, sharpened=sampling.sharpens)
+                    yield said
             for prompt, answer in counter.advance(workers.busy):
                 asked.pop(prompt.conversation).inbox.put(answer)
 
@@ -164,10 +164,11 @@ class _Stream:
 
 
 class _Calls:
-    """Pass each prompt at once to an engine that allows concurrent calls, so that no prompt waits for the slowest."""
+    """Call an engine with single prompts, so that no prompt waits for the slowest; at most `most` calls at a time."""
 
     def __init__(self, engine: Engine, sampling: Sampling, most: int) -> None:
         self._engine, self._sampling = engine, sampling
+        self._error: Exception | None = None
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="engine")
         self._open: dict[Future[Sequence[Action | EngineFailure]], Prompt] = {}
 
@@ -176,8 +177,17 @@ class _Calls:
         return 0.0 if self._open else None
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
-        """Call the engine with a prompt, in a thread of the pool."""
-        self._open[self._pool.submit(self._engine.generate, [prompt], self._sampling)] = prompt
+        """Call the engine with a prompt, in a thread of the pool, once one is free."""
+        self._open[self._pool.submit(self._answer, prompt)] = prompt
+
+    def _answer(self, prompt: Prompt) -> Sequence[Action | EngineFailure]:
+        """Return the engine's answer. After an error, raise it for each further prompt, without a call."""
+        if self._error is None:
+            try:
+                return self._engine.generate([prompt], self._sampling)
+            except Exception as error:  # noqa: BLE001  a user's engine may raise anything; `advance` raises it again
+                self._error = error
+        raise self._error
 
     def advance(self, busy: int) -> _Answered:
         """Wait for a moment and return the finished answers; if a call raises, wait for the other calls and raise."""

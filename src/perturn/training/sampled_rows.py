@@ -119,11 +119,6 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
     Raises:
         DataError: If the policy was sharpened, or an action lacks the log-probability of a token, or one is none.
     """
-    if trajectory.sharpened:
-        raise DataError(
-            f"task {trajectory.task.id!r}: an action was sampled at another temperature or top_p than 1, so its "
-            "log-probabilities, at temperature 1, do not fit; play with temperature 1 and top_p 1."
-        )
     found: list[float] = []
     for index in sorted(set(encoded.loss_turns)):
         action, tokens = trajectory.turns[index].action, encoded.loss_turns.count(index)
@@ -141,6 +136,11 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
                 f"natural logarithms of probabilities, got {wrong}."
             )
         found += action.logprobs
+    if trajectory.sharpened:
+        raise DataError(
+            f"task {trajectory.task.id!r}: an action was sampled at another temperature or top_p than 1, so its "
+            "log-probabilities, at temperature 1, do not fit; play with temperature 1 and top_p 1."
+        )
     return torch.tensor(found)
 
 

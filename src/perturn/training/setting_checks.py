@@ -22,6 +22,14 @@ _ONE_CALL = {
 }
 """Values of transformers' settings with which `compute_metrics` is called once, with the values of all rows."""
 
+_ENDLESS = (
+    SchedulerType.CONSTANT,
+    SchedulerType.CONSTANT_WITH_WARMUP,
+    SchedulerType.INVERSE_SQRT,
+    SchedulerType.REDUCE_ON_PLATEAU,
+)
+"""Schedules that do not depend on their number of steps."""
+
 
 def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any], evaluates: bool) -> Iterator[str]:
     """Yield an error message for each setting that packed training or this loss does not support.
@@ -134,7 +142,7 @@ def check_schedule(args: TurnConfig, schedule: Any, steps: int, wanted: int) -> 
     Raises:
         ConfigError: If too few steps are left.
     """
-    if SchedulerType(args.lr_scheduler_type).value.startswith("constant"):
+    if args.schedule_steps is None or SchedulerType(args.lr_scheduler_type) in _ENDLESS:
         return
     made = schedule.last_epoch
     check_fit(

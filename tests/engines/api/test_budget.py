@@ -125,3 +125,30 @@ def test_a_ledger_that_is_damaged_or_in_use_is_refused(open_engine, tmp_path):
         open_engine(ledger=damaged)
     with pytest.raises(RunError, match="cannot be written: Is a directory"):
         open_engine(ledger=tmp_path)
+
+
+def test_a_budget_error_counts_the_requests_of_other_calls(open_engine, server):
+    """The third request finds the budget spent by the second, while the first is in flight."""
+    engine, sent, may_end = (
+        open_engine(max_tokens_total=1, concurrency=2),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def reply(body, number):
+        if number == 0:
+            sent.set()
+            assert may_end.wait(60)
+        return completion()
+
+    server.reply = reply
+    first, second, third = prompts(3)
+    slow = threading.Thread(target=engine.generate, args=([first], SAMPLING))
+    slow.start()
+    assert sent.wait(60)
+    engine.generate([second], SAMPLING)
+    threading.Timer(0.3, may_end.set).start()
+
+    with pytest.raises(BudgetError, match=r"spent: 30 of .* after 2 requests"):
+        engine.generate([third], SAMPLING)
+    slow.join()

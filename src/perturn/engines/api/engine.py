@@ -41,6 +41,8 @@ _OF_PROMPT = {400, 413, 422, 500}
 """HTTP statuses with which servers reject a prompt that is too long for the model; llama.cpp sends 500."""
 _COUNTED = 100_000
 """Largest number of conversations whose token counts are stored; beyond it, the oldest are dropped."""
+_MOMENT_S = 0.01
+"""Seconds between two looks at the requests in flight."""
 _OUTAGE = 3
 """Number of consecutive prompts without an answer after which the server counts as down."""
 
@@ -71,7 +73,7 @@ class ApiEngine:
         self._prompt_tokens: dict[str, int] = {}
         self._answer_tokens: dict[str, int] = {}
         self.abilities = EngineAbilities(
-            concurrent=True,
+            concurrent_calls=settings.concurrency,
             response_formats=frozenset({"json_object", "json_schema"}),
             reads_thoughts=False,
             prompt_tokens=self._prompt_tokens,
@@ -82,6 +84,7 @@ class ApiEngine:
         self._key = settings.read_key()
         self._ledger = Ledger(ledger)
         self._free = asyncio.Semaphore(settings.concurrency)
+        self._in_flight = 0
         self._unanswered = 0
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
@@ -121,8 +124,12 @@ class ApiEngine:
     ) -> list[Action | EngineFailure]:
         ends: list[PerturnError] = []
         answers = await asyncio.gather(*(self._answer(prompt, sampling, ends) for prompt in prompts))
-        if ends:  # a new budget error also counts the requests that ended after the first error
-            raise (self._spent_budget() if isinstance(ends[0], BudgetError) else None) or ends[0]
+        if ends and isinstance(ends[0], BudgetError):
+            while self._in_flight:  # the new error also counts the requests of concurrent calls
+                await asyncio.sleep(_MOMENT_S)
+            raise self._spent_budget() or ends[0]
+        if ends:
+            raise ends[0]
         return [answer for answer in answers if answer is not None]
 
     async def _answer(
@@ -146,11 +153,14 @@ class ApiEngine:
         async with self._free:
             if ends:
                 return None
+            self._in_flight += 1
             try:
                 return await self._ask(body, digest, prompt.conversation)
             except PerturnError as error:
                 ends.append(error)
                 return None
+            finally:
+                self._in_flight -= 1
 
     async def _ask(self, body: dict[str, Any], digest: str, conversation: str) -> Action | EngineFailure:
         if spent := self._spent_budget():

@@ -18,6 +18,8 @@ from perturn.types import Action, Prompt, Sampling, Task, Trajectory
 
 _LONG = 10.0**7
 """Time limits of the endpoint, in seconds. The limits are large, since an episode has its own limits."""
+_WAITING = 512
+"""Largest number of requests that wait for their episodes at the same time."""
 _SETTINGS = ServeSettings(
     max_body_bytes=64 * 2**20,
     max_sessions=100_000,
@@ -40,12 +42,10 @@ class Question:
     def is_with(self, other: Question) -> bool:
         """Return whether another question asks for a further answer to the same request (`n` in chat completions).
 
-        Such prompts share their messages, and equal requests do not. A request's answers are recorded together.
+        Such prompts share their new messages, and equal requests do not. A request's answers are recorded together.
         """
-        return (
-            self.prompt.messages is other.prompt.messages
-            and self.prompt.observation is other.prompt.observation
-        )
+        heard = self.prompt.observation
+        return bool(heard) and heard is other.prompt.observation  # Python has a single empty tuple
 
     def is_abandoned(self) -> bool:
         """Return whether the client no longer waits, so that no answer is recorded."""
@@ -77,7 +77,7 @@ class _Episodes:
         self._prompt_tokens: dict[str, int] = {}
         self._answer_tokens: dict[str, int] = {}
         self.abilities = EngineAbilities(
-            concurrent=True, prompt_tokens=self._prompt_tokens, answer_tokens=self._answer_tokens
+            concurrent_calls=_WAITING, prompt_tokens=self._prompt_tokens, answer_tokens=self._answer_tokens
         )
         self.of_session: dict[str, Callable[[Question], None]] = {}
         self._open: dict[str, set[Question]] = {}

@@ -17,7 +17,7 @@ from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure, NotComeBack
 from perturn.io.plain_data import mismatch
 from perturn.serve.agent_session import TURN_SEEDS
-from perturn.types import Action, Prompt
+from perturn.types import Action, Message, Prompt
 
 _GRACE_S = 10.0
 """Time that an agent has to exit after a limit is reached and its requests are rejected, in seconds."""
@@ -63,7 +63,8 @@ class Conversation:
         self._early: list[Question] = []
         self._before: Question | None = None
         """Newest answered request, if its answer must be recorded before the next one."""
-        self._answered: list[Question] = []
+        self._answered: dict[int, tuple[Message, ...]] = {}
+        """Identity -> new messages of each answered request; see `Question.is_with`."""
         self._tokens = 0
         self._left = limits.seconds
 
@@ -84,7 +85,8 @@ class Conversation:
         while (question := self._question(replay)) is not None:
             if question.is_abandoned():
                 continue
-            is_begun = any(map(question.is_with, self._answered))
+            heard = question.prompt.observation
+            is_begun = bool(heard) and id(heard) in self._answered
             if not is_begun:  # all answers to a request are given, or its client gets none of them
                 self.reached = self.reached or self._reached()
             if not self.reached and not self.is_paused and replay.is_over(self.turns):
@@ -118,7 +120,7 @@ class Conversation:
             counted = self._abilities.answer_tokens.get(job.conversation, 0)
             said = len(action.token_ids) if action.token_ids else counted
             self._tokens += said
-            self._answered.append(question)
+            self._answered[id(heard)] = heard
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
             self._before = question if is_again or self._early else None
 
@@ -182,7 +184,7 @@ def settle(process: AgentProcess, held: Conversation, line: Line, *, prints: boo
         line: Its session.
         prints: Whether the agent printed the result, and not only returned it. A last line that is a number or a
             boolean may then be any output. A boolean is ignored, and a number if the agent posted a reward of the whole
-            episode.
+            episode. A returned boolean is ignored if the agent posted a reward.
 
     Raises:
         EnvironmentFailure: If the agent crashed, made no request, or gave no valid reward.
@@ -196,8 +198,9 @@ def settle(process: AgentProcess, held: Conversation, line: Line, *, prints: boo
             "key $OPENAI_API_KEY, as OpenAI's clients do by themselves."
         )
     given = process.result() if process.code == 0 else None
-    may_be_log = prints and not isinstance(given, Mapping)
-    is_log = may_be_log and (isinstance(given, bool) or line.turns() is None)
+    is_log = prints and not isinstance(given, Mapping) and line.turns() is None
+    if isinstance(given, bool):
+        is_log = prints or line.is_rewarded()
     found = {} if is_log else _reward(given)
     if not found and not is_cut and not line.is_rewarded():
         raise EnvironmentFailure(f"the agent gave no reward; {_REWARD}. It {process.ending()}.")

@@ -244,12 +244,16 @@ def without_thought(text: str, *, prompted: bool = False) -> str:
 
 
 def words_after_thought(text: str) -> str:
-    """Return the words of an answer after its thoughts; empty if the answer ends within a thought.
+    """Return the words of an answer without its closed thoughts; empty if no words come before an unclosed thought.
 
     Args:
         text: Text that the model wrote, without calls. The prompt may have opened its first thought.
     """
-    words = without_thought(text, prompted=True).strip()
+    words = without_thought(text, prompted=True)
+    for mark, end in _THOUGHTS.items():
+        before, closed, after = words.rpartition(end)  # the search below then takes linear time
+        words = re.sub(f"{re.escape(mark)}.*?{re.escape(end)}", "", before + closed, flags=re.DOTALL) + after
+    words = words.strip()
     return "" if words.startswith(tuple(_THOUGHTS)) else words
 
 
