@@ -30,11 +30,11 @@ from perturn.cli._base import say_json
         (["init", "a.yaml", "--list"], "FILE belongs to init without --list; leave it out."),
         (
             ["evaluate", "--model", "m", "--environment", "alfworld-like", "--n", "1", "evaluate.tasks.n=3"],
-            "evaluate.tasks.n belongs to the options and arguments that set it; leave it out.",
+            "--n sets evaluate.tasks.n; leave evaluate.tasks.n=... out.",
         ),
         (
             ["evaluate", "--model", "m", "--environment", "alfworld-like", "model={name: o}"],
-            "model.name belongs to the options and arguments that set it; leave it out.",
+            "the model sets model.name; leave model=... out.",
         ),
         (
             ["export", "run", "--to", "hub", "--private"],

@@ -162,12 +162,12 @@ def test_text_that_the_tokenizer_does_not_know_is_counted(tmp_path, monkeypatch,
 
 
 def test_with_a_loss_the_audit_rejects_rows_that_the_loss_cannot_read(tmp_path, tiny_folder):
-    """A label of 2 is neither true nor false; without a loss, it is an ignored column."""
+    """A label of 1 is neither true nor false; without a loss, it is an ignored column."""
     conversation = {"prompt": say("a"), "completion": say("", "b")[1:]}
-    file = write(tmp_path / "rows.jsonl", conversation | {"label": True}, conversation | {"label": 2})
+    file = write(tmp_path / "rows.jsonl", conversation | {"label": True}, conversation | {"label": 1})
 
     found = {name: audit(file, str(tiny_folder), loss_name=name) for name in ("kto", "sft", None)}
 
     rejected = {name: [row["row"] for row in each["refused"]] for name, each in found.items()}
     assert rejected == {"kto": [2], "sft": [1], None: []}
-    assert "label must be true or false, got 2" in found["kto"]["refused"][0]["reason"]
+    assert "label must be true or false, got 1" in found["kto"]["refused"][0]["reason"]

@@ -169,17 +169,36 @@ def test_results_stand_in_the_order_of_their_calls_without_ids():
 
 @pytest.mark.parametrize(
     ("calls", "results", "texts"),
-    [(("a", "b"), ("b", ""), "10"), (("a", "a"), ("a", "a"), "01"), (("", ""), ("", ""), "01")],
-    ids=["partly missing", "repeated", "missing"],
+    [
+        (("a", "b"), ("b", ""), "10"),
+        (("a", "b"), ("", "a"), "10"),
+        (("a", "a"), ("a", "a"), "01"),
+        (("a", "a"), ("", "a"), "10"),
+        (("", ""), ("", ""), "01"),
+    ],
+    ids=["partly missing", "first missing", "repeated", "repeated and missing", "missing"],
 )
 def test_each_result_has_a_call_of_its_own(calls, results, texts):
-    """A result whose id names no open call belongs to the first call without a result."""
+    """A result without an id belongs to the first call that no result names."""
     asked = said("", tool_calls=[called("look", call=calls[0]), called("take", call=calls[1])])
     heard = [{"role": "tool", "content": str(at), "tool_call_id": each} for at, each in enumerate(results)]
 
     found = in_call_order([asked, *heard])[1:]
 
     assert [(each["name"], each["content"]) for each in found] == [("look", texts[0]), ("take", texts[1])]
+
+
+def test_a_second_result_of_a_call_keeps_its_call():
+    asked = said("", tool_calls=[called("look", call="a"), called("take", call="b")])
+    heard = [{"role": "tool", "content": str(at), "tool_call_id": each} for at, each in enumerate("aab")]
+
+    found = in_call_order([asked, *heard])[1:]
+
+    assert [(each["name"], each["content"]) for each in found] == [
+        ("look", "0"),
+        ("look", "1"),
+        ("take", "2"),
+    ]
 
 
 def test_developer_messages_are_system_messages():

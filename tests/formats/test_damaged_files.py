@@ -102,3 +102,12 @@ def test_two_imports_of_logs_in_one_folder_say_how_to_keep_both(tmp_path):
 
     assert "perturn import-logs A B" in str(refused.value)
     assert str(refused.value).count("delete one of the two") == 1
+
+
+def test_an_environment_may_begin_like_an_import(tmp_path):
+    first = trajectory_to_dict(Trajectory(Task("a"), TURNS, environment="log-analysis"))
+    lines = [json.dumps(first | {"total_reward": reward}) + "\n" for reward in (0.0, 0.5)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+
+    with pytest.raises(DataError, match="delete one of the two"):
+        list(read_rows(tmp_path / "a.jsonl"))

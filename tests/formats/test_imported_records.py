@@ -7,6 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from perturn.data.store import read_trajectories
+from perturn.formats.chat_messages import read_messages
 from perturn.formats.logs.read_logs import format_of
 from perturn.run.log_import.import_logs import LogSettings, import_logs
 from support.call_records import call, said, user
@@ -171,9 +172,20 @@ def test_a_separate_message_of_calls_is_no_context(bring):
 
 @pytest.mark.parametrize("answer", ['{"action": "click"}', '{"id": 1, "data": {"x": 1}}', "[1, 2]"])
 def test_a_response_that_is_json_text_is_an_answer(answer, bring):
-    _, (found,) = bring(call("", user("q")) | {"response": answer})
+    """The account counts such answers, since the body of an unknown API looks the same."""
+    account, (found,) = bring(call("", user("q")) | {"response": answer})
 
     assert found.turns[0].action.text == answer
+    assert "JSON text without the keys of a body" in next(account.shown_faults())
+
+
+def test_equal_answers_that_are_json_are_two_calls(bring):
+    """The `id` in an answer is no id of the call."""
+    record = {"request": {"messages": [user("q")]}, "response": '{"id": 1, "action": "open"}'}
+
+    account, found = bring(record, record)
+
+    assert (account.calls, len(found)) == ({"turns": 2}, 2)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +195,91 @@ def test_a_response_that_is_json_text_is_an_answer(answer, bring):
         ({"status_code": 200, "body": {"choices": [{"message": said("a")}]}}, "turns"),
         ({"error": {"message": "overloaded"}}, "no_answer"),
         ({"object": "list", "data": [{"embedding": [0.5]}]}, "unsupported"),
+        ({"detail": "Not Found"}, "unsupported"),
+        ({"message": "Internal server error", "code": 500}, "unsupported"),
+        ({"errors": [{"title": "overloaded"}]}, "unsupported"),
+        ([{"generated_text": "hi"}], "unsupported"),
+        ({"text": "hi", "generation_id": "g"}, "unsupported"),
     ],
 )
 def test_the_body_of_an_api_is_no_answer(body, why, bring):
     account, _ = bring(call("b", user("x")), call("", user("q")) | {"response": json.dumps(body)})
 
     assert account.calls[why] == 1 + (why == "turns")
+
+
+def test_optional_values_that_cannot_be_read_are_ignored(bring):
+    """The reward alone decides whether the episode counts."""
+    episode = {"messages": [user("q"), said("a")], "reward": 1}
+
+    account, found = bring(*({**episode, "success": each, "task_id": [1]} for each in ("true", 0.7)))
+
+    assert [(one.task.id, one.success) for one in found] == [("q", True)] * 2
+    assert account.unread == {"success": 2, "task_id": 2}
+
+
+def test_conversations_may_be_json_text(bring, tmp_path):
+    messages = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+
+    _, (found,) = bring({"conversations": json.dumps(messages), "reward": 1})
+
+    assert format_of(tmp_path / "log.jsonl") == "conversations"
+    assert found.messages == [user("q"), said("a")]
+
+
+def test_the_mark_of_a_cut_answer_is_read(bring):
+    _, (found,) = bring({"messages": [user("q"), said("a cu") | {"ended": False}], "reward": 1})
+
+    assert not found.turns[0].action.ended
+
+
+def test_a_scored_row_of_parquet_without_messages_says_so(bring):
+    episode = {"messages": [user("q"), said("a")], "reward": 1.0, "id": 1}
+
+    account, _ = bring(episode, episode | {"messages": None}, name="log.parquet")
+
+    assert "messages: expected a list, got none" in next(account.shown_faults())
+
+
+@pytest.mark.parametrize(
+    ("run", "feedback"),
+    [
+        (
+            {"id": "r", "run_type": "llm", "inputs": {"messages": [user("q")]}, "outputs": said("a")},
+            {"run_id": "r", "key": None, "score": 1.0},
+        ),
+        (
+            {"id": "r", "type": "GENERATION", "input": [user("q")], "output": said("a")},
+            {"name": None, "dataType": "NUMERIC", "observationId": "r", "value": 1.0},
+        ),
+    ],
+    ids=["langsmith", "langfuse"],
+)
+def test_feedback_of_parquet_may_have_no_name(run, feedback, bring):
+    keys = dict.fromkeys([*run, *feedback])
+
+    _, (found,) = bring(keys | run, keys | feedback, name="log.parquet")
+
+    assert found.total_reward == 1.0
+
+
+def test_completions_that_pandas_writes_hold_no_nulls(bring):
+    """The nulls come from a Parquet file that pandas read."""
+    calls = [{"function": {"name": "look", "arguments": {"at": "box", "far": None}}}]
+    row = {"step": 1, "prompt": "q", "completion": [said("") | {"tool_calls": calls}], "advantage": 0.5}
+
+    _, (found,) = bring(row | {"reward": 1.0})
+
+    assert found.turns[0].action.tool_calls[0]["function"]["arguments"] == {"at": "box"}
+
+
+def test_a_call_after_its_answer_may_be_cut():
+    """In either of the two messages, which become one turn."""
+    call = {"from": "function_call", "value": '{"name": "look", "arguments": {}}'}
+    cut = {"ended": False}
+    answer = {"from": "gpt", "value": "I look."}
+    sides = [[call | cut], [answer | cut, call], [answer, call | cut], [call | cut, call]]
+
+    for side in sides:
+        (read,) = read_messages(side, "row", unread := set())
+        assert (read.ended, unread) == (False, set())

@@ -227,7 +227,7 @@ def test_columns_of_a_form_beside_another_are_counted():
         "answer": "y",
         "context": float("nan"),
         "input": "z",
-        "label": 3,
+        "label": 1,
     }
 
     assert from_trl(row, task_id="row-1", counts=counts) == ONE
@@ -243,10 +243,10 @@ def test_columns_of_a_form_beside_another_are_counted():
 @pytest.mark.parametrize(
     ("label", "weight"), [(1, 1.0), (0, -1.0), (1.0, 1.0), (np.int64(0), -1.0), (np.float32(0), -1.0)]
 )
-@pytest.mark.parametrize("column", ["label", "kto_tag"])
-def test_a_label_may_be_the_number_1_or_0(column, label, weight):
-    """As Parquet and pandas hold it."""
-    assert read_row({"messages": [USER, GOOD], column: label}, 1) == WeightedTrajectory(ONE, (weight,))
+def test_a_tag_for_kto_may_be_the_number_1_or_0(label, weight):
+    """As pandas writes a column with gaps. A number under `label` may be a class, so it is no label."""
+    assert read_row({"messages": [USER, GOOD], "kto_tag": label}, 1) == WeightedTrajectory(ONE, (weight,))
+    assert read_row({"messages": [USER, GOOD], "label": label}, 1) == ONE
 
 
 @pytest.mark.parametrize("role", ["System", "developer"])

@@ -81,14 +81,23 @@ def test_episodes_of_several_conversations_are_left_out(holding, tmp_path, caplo
     holding(several("a", "b"), cut, played("look"))
 
     assert export_rows(tmp_path, "trl", tmp_path / "out") == {"explored": 2}
-    assert "left out 1 rows" in caplog.text
+    assert "rows left out because an agent has several conversations: 1" in caplog.text
     assert "1 answers are marked as without loss" in caplog.text
+
+
+def test_rows_without_loss_are_left_out(holding, tmp_path, caplog):
+    """`from_trl` would reject the whole file."""
+    cut = Action("", (1, 2), (-0.5, -0.5), ended=False, tool_calls=CALL)  # the row has no tokens
+    holding(Trajectory(Task("t"), (Turn(heard("see"), cut),)), played("look"))
+
+    assert export_rows(tmp_path, "trl", tmp_path / "out") == {"explored": 1}
+    assert "rows left out because no answer in them carries loss: 1" in caplog.text
 
 
 def test_without_any_row_of_one_conversation_the_export_says_why(holding, tmp_path):
     holding(several("a", "b"))
 
-    with pytest.raises(RunError, match=r"holds one conversation, and the agents of all 1 rows have several"):
+    with pytest.raises(RunError, match="Rows with several conversations: 1; rows without loss: 0"):
         export_rows(tmp_path, "trl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
         parts["outcomes"] = run.outcomes(run.mark)
     there = {name: file for name, file in parts.items() if file.is_file()}
     if not there:
-        raise DataError(f"{run.folder} has no data yet; run: perturn collect {run.folder}")
+        raise DataError(f"{run.folder} has no data yet; run: perturn collect {quote(str(run.folder))}")
     return there
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.templates import chat_template as template_of
 from perturn.chat.tokens import NO_TURN, Renderer
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import makes, stages
-from perturn.data.run_folder import resolve_recipe
+from perturn.data.recorded_code import code_files
+from perturn.data.run_folder import model_beside
 from perturn.data.run_paths import RunPaths
 from perturn.errors import check_known, required
 from perturn.formats.row_sources import open_source
@@ -107,8 +109,12 @@ def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> b
 
 
 def recipe_of(data: Path) -> Recipe | None:
-    """Return the recipe of a run folder; None for other data."""
-    return resolve_recipe(data) if RunPaths(data).is_run else None
+    """Return the recipe of a run folder, which may have been moved or renamed; None for other data."""
+    paths = RunPaths(data)
+    if not paths.is_run:
+        return None
+    own = [f"{key}={json.dumps(value)}" for key, value in model_beside(paths.recipe, data).items()]
+    return read_recipe(paths.recipe, own, code_files(data))
 
 
 @dataclass(frozen=True)

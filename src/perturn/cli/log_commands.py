@@ -106,9 +106,8 @@ def import_logs(
     logs = [path.resolve() for path in paths]
     check_fit(target.resolve() not in logs, "--output", "be another file than the logs", str(target))
     fields = Fields(session, task, score, None if model is None else _decoder(model))
-    pairs = _pairs(threshold, rows)
     check_fit(math.isfinite(success_at or 0), "--success-at", "be a finite number", success_at)
-    settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, pairs)
+    settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, _pairs(threshold, rows))
     with at_work("reading logs"):
         found = bring(paths, target, settings)
     if as_json:

@@ -72,7 +72,8 @@ def serve(
             results.print(f"Claude:  ANTHROPIC_BASE_URL={endpoint.address}", markup=False, soft_wrap=True)
             shown = f"in {KEY}" if key else endpoint.key
             results.print(f"key:     {shown}", markup=False, soft_wrap=True)
-            results.print(f"session: {endpoint.address}/s/ID/v1, or KEY.ID as the key", soft_wrap=True)
+            address = f"session: {endpoint.address}/s/ID/v1, or KEY.ID as the key"
+            results.print(address, markup=False, soft_wrap=True)
             if endpoint.lost:
                 results.print(
                     f"{endpoint.lost} sessions of an endpoint that was killed are recorded as failed"

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from perturn.data.run_files import Manifest, read_note
@@ -121,7 +122,7 @@ def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
         raise RunError(
             f"{folder / damaged[0].file} {damaged[0].problem}{others}. Restore from a copy; or `perturn verify "
-            f"{folder}` names what to remove to have it made again."
+            f"{quote(str(folder))}` names what to remove to have it made again."
         )
 
 

@@ -308,12 +308,12 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
         return read_recipe(path, overrides)
     folder = path if path.name not in ("", "..") else path.resolve()  # `perturn report .`
     file = begun(path).recipe
-    where = {"name": folder.name, "output": str(folder.parent), **_model_beside(file, folder)}
+    where = {"name": folder.name, "output": str(folder.parent), **model_beside(file, folder)}
     own = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in where.items()]
     return read_recipe(file, [*own, *overrides], code_files(path))
 
 
-def _model_beside(file: Path, folder: Path) -> dict[str, str]:
+def model_beside(file: Path, folder: Path) -> dict[str, str]:
     """Return the setting `model.name` of a recorded recipe whose model is in another run beside the run's folder."""
     flat = dotted(read_mapping(file, "recipe"))
     model, output = (Path(str(flat.get(key))) for key in ("model.name", "output"))

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, islice, takewhile
 from typing import Any
 
 from perturn.data.content_parts import Said, flatten, flatten_said, tool_text
+from perturn.data.origins import without_ids
 from perturn.episodes.tool_calls import as_text, understand
 from perturn.io.call_arguments import ARGUMENTS, read_arguments
 from perturn.types import Action, Message
@@ -272,12 +274,13 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
     """
     found: list[Message] = []
     calls: list[dict[str, Any]] = []  # of the last answer
-    waiting: dict[int, str] = {}  # index and id of each of these calls without a result
-    for message in messages:
+    positions: Iterator[int] = iter(())  # index of the call of each result
+    given = list(messages)
+    for at, message in enumerate(given):
         plain = {key: value for key, value in message.items() if key != "tool_call_id"}
         if message["role"] == "assistant":
-            calls = [dict(call) for call in message.get("tool_calls") or ()]
-            waiting = {index: str(call.pop("id", "")) for index, call in enumerate(calls)}
+            positions = _positions(message, islice(given, at + 1, None))
+            calls = without_ids(message.get("tool_calls") or ())
             action = Action(str(plain.get("content") or ""), tool_calls=tuple(calls))
             if is_broken(action):
                 plain = {key: value for key, value in plain.items() if key != "tool_calls"}
@@ -285,10 +288,9 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
             else:
                 found.append(plain | ({"tool_calls": calls} if calls else {}))
         elif message["role"] == "tool":
-            meant = [index for index, known in waiting.items() if known == message.get("tool_call_id")]
-            position = next(iter(meant or waiting), len(calls))
+            position = next(positions, len(calls))
             named = {}
-            if waiting.pop(position, None) is not None:
+            if position < len(calls):
                 named["name"] = str(calls[position].get("function", calls[position]).get("name", ""))
             found.append({"role": "tool", **named, **plain, "at": position})
         else:
@@ -296,12 +298,33 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
     return _sorted_results(found)
 
 
+def _positions(answer: Message, later: Iterable[Message]) -> Iterator[int]:
+    """Yield the index of the call of each tool result up to the next answer.
+
+    A result whose id names a call belongs to this call. Any other result belongs to the first call that no result
+    names, or has the number of calls as its index if there is none.
+    """
+    block = takewhile(lambda each: each["role"] != "assistant", later)
+    meant = [str(each.get("tool_call_id") or "") for each in block if each["role"] == "tool"]
+    ids = [str(call.get("id") or "") for call in answer.get("tool_calls") or ()]
+    wanted = Counter(filter(None, meant))
+    named: dict[str, list[int]] = {}
+    free: list[int] = []
+    for index, known in enumerate(ids):
+        is_named = len(named.get(known, ())) < wanted[known]
+        (named.setdefault(known, []) if is_named else free).append(index)
+    for known in meant:
+        if known not in named:
+            yield free.pop(0) if free else len(ids)
+        else:
+            yield named[known].pop(0) if len(named[known]) > 1 else named[known][0]
+
+
 def as_recorded(answer: Action) -> Action:
     """Return an answer in the form of `in_call_order`."""
     if is_broken(answer):
         return as_text(answer)
-    calls = ({key: value for key, value in call.items() if key != "id"} for call in answer.tool_calls)
-    return replace(answer, tool_calls=tuple(calls))
+    return replace(answer, tool_calls=tuple(without_ids(answer.tool_calls)))
 
 
 def is_broken(answer: Action) -> bool:

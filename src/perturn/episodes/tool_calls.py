@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perturn.data.origins import without_ids
 from perturn.episodes.calls.call import ToolCall as ToolCall
 from perturn.episodes.calls.call import Tools
 from perturn.episodes.calls.find_calls import read_answer, write_calls
@@ -104,9 +105,7 @@ def as_text(action: Action) -> Action:
     text = action.text
     if action.tool_calls:
         try:
-            calls = map(dict, action.tool_calls)
-            named = [{key: value for key, value in call.items() if key != "id"} for call in calls]
-            written = json.dumps(named, ensure_ascii=False)
+            written = json.dumps(without_ids(map(dict, action.tool_calls)), ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):  # values that JSON cannot hold, or too deep nesting
             written = reprlib.repr(action.tool_calls)
         text = f"{text}\n{written}".lstrip()

@@ -114,7 +114,8 @@ def read_answer(message: Mapping[str, Any], where: str) -> Action:
     said = _said(given, where)
     thoughts = (given[key] for key in REASONING if isinstance(given.get(key), str) and given[key])
     reasoning = next(thoughts, said.reasoning)
-    return Action(said.text, tool_calls=tuple(_calls(given, where, tolerant=True)), reasoning=reasoning)
+    calls = tuple(_calls(given, where, tolerant=True))
+    return Action(said.text, tool_calls=calls, reasoning=reasoning, ended=given.get("ended") is not False)
 
 
 def _read(message: Any, where: str, unread: set[str]) -> Read:
@@ -146,18 +147,19 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
 
 def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -> Read:
     """Read an assistant message, or a separate message that holds its tool calls."""
-    trained = is_trained(given, where)
+    trained, ended = is_trained(given, where), given.get("ended") is not False
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in CALL_ROLES:
         content, thought = given.get("content"), ""
         if isinstance(content, str) and (found := _THOUGHT.match(content)):
             content, thought = content[found.end() :], found[1].strip()
         calls = _calls_of_text(content, f"{where}.content", unread)
-        return Read(Action("", tool_calls=tuple(calls), reasoning=thought).message(), trained, is_call=True)
+        action = Action("", tool_calls=tuple(calls), reasoning=thought)
+        return Read(action.message(), trained, ended, is_call=True)
     said = _said(given, where)
     calls = _calls(given, where, unread=unread)
     action = Action(said.text, tool_calls=tuple(calls), reasoning=_reasoning(given, said, where))
-    return Read(action.message(), trained, given.get("ended") is not False)
+    return Read(action.message(), trained, ended)
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
@@ -292,7 +294,8 @@ def _joined(before: Read, call: Read, where: str) -> Read:
     calls = [*before.message.get("tool_calls", ()), *call.message["tool_calls"]]
     thoughts = list(filter(None, (each.message.get("reasoning_content") for each in (before, call))))
     thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return Read({**before.message, **thought, "tool_calls": calls}, before.trained, is_call=True)
+    message = {**before.message, **thought, "tool_calls": calls}
+    return Read(message, before.trained, before.ended and call.ended, is_call=True)
 
 
 def _unknown(given: Mapping[str, Any], known: Set[str]) -> set[str]:

@@ -16,7 +16,7 @@ from perturn.io.plain_data import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 LABELS = ("label", "kto_tag")
-"""Columns whose boolean, or number 1 or 0, says whether the answer of a row is desirable."""
+"""Columns whose boolean says whether the answer of a row is desirable."""
 _COLUMNS = (*_CONVERSATIONS, "tools", *LABELS, "chat_template_kwargs")
 _OTHERS = (
     *(
@@ -94,13 +94,14 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
     unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
     form = _form_of(read)
     unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
-    unread |= {f"column {name}" for name in LABELS if name in read and as_label(read[name]) is None}
+    unread |= {f"column {name}" for name in LABELS if name in read and as_label(name, read[name]) is None}
     return Columns(read, openai or shape)
 
 
-def as_label(value: Any) -> bool | None:
-    """Return a label as a boolean: true, false, 1 or 0. None for any other value."""
-    return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
+def as_label(name: str, value: Any) -> bool | None:
+    """Return a label as a boolean; None for any other value. A number may be a class, except 1 and 0 in `kto_tag`."""
+    kinds = (bool, int, float) if name == "kto_tag" else (bool,)
+    return bool(value) if isinstance(value, kinds) and value in (0, 1) else None
 
 
 def other_names(rest: Mapping[str, Any]) -> set[str]:

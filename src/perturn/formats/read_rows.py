@@ -15,6 +15,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
 from perturn.formats.column_names import LABELS
 from perturn.formats.json_stream import Record
+from perturn.formats.logs.read_logs import FORMATS
 from perturn.formats.row_shapes import AS_CHAT
 from perturn.formats.row_sources import Location, Source, open_source
 from perturn.formats.trl_rows import ONLY_KTO, describe_unread, from_trl, label_of
@@ -30,6 +31,8 @@ _WEIGHTS = (
 )
 
 _IMPORT_TOGETHER = "import both logs in one command: perturn import-logs A B."
+_IMPORTED = re.compile(rf"log(-({'|'.join(FORMATS)}))+")
+"""Pattern of the environments of episodes that `import-logs` writes. A log may have several formats."""
 
 Row = Trajectory | WeightedTrajectory | PreferencePair
 """A training row."""
@@ -186,7 +189,7 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
                 digest = hash(record.text or str(record.value))
                 first, known = seen.setdefault(row.key, (record.label, digest))
                 if first != record.label:
-                    are_imports = row.environment.startswith("log-") and known != digest
+                    are_imports = bool(_IMPORTED.fullmatch(row.environment)) and known != digest
                     remedy = _IMPORT_TOGETHER if are_imports else "delete one of the two."
                     raise DataError(f"has the task and sample of {source.unit} {first}; {remedy}")
             yield record, row

@@ -99,9 +99,9 @@ def from_trl(
 
 def label_of(row: Mapping[str, Any]) -> bool | None:
     """Return whether a row is desirable, by TRL's `label` or LLaMA-Factory's `kto_tag`; None if it has neither."""
-    found: list[Any] = [row.get(name) for name in LABELS]
-    plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
-    return next((label for each in plain if (label := as_label(each)) is not None), None)
+    found: dict[str, Any] = {name: row.get(name) for name in LABELS}
+    plain = {name: each.tolist() if hasattr(each, "tolist") else each for name, each in found.items()}
+    return next((label for name in plain if (label := as_label(name, plain[name])) is not None), None)
 
 
 def describe_unread(counts: Counter[str]) -> str:
@@ -166,7 +166,9 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
 def _why_several(trajectory: Trajectory) -> str:
     """Explain why the turns of an episode are not one conversation."""
     if trajectory.history is None:
-        return "the agent began further conversations or took turns again"
+        return (
+            "the agent began further conversations or took turns again. Leave the episode out of the export"
+        )
     shown = f"the policy saw only the last {trajectory.history} at each"
     return f"{shown}. Play the tasks again with protocol.history=full to export them"
 
@@ -279,7 +281,7 @@ def _as_read(messages: Iterable[Message]) -> list[tuple[object, ...]]:
     return [
         (
             *(message.get(key) or "" for key in ("role", "name", "content", "reasoning_content")),
-            without_ids(message.get("tool_calls", ())),
+            without_ids(message.get("tool_calls") or ()),
         )
         for message in messages
     ]

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,25 @@ from perturn.formats.trl_rows import to_trl
 from perturn.io.atomic_write import replacing
 from perturn.run.policy_origin import Maker, find_maker
 from perturn.table import locate, require_library
-from perturn.types import PreferencePair, Trajectory, failed, succeeded, unfinished
+from perturn.types import PreferencePair, Trajectory, Turn, failed, succeeded, unfinished
 
 _logger = logging.getLogger(__name__)
 
 FORMS = ("trl", "datasets", "hub")
+
+_LEFT_OUT = {
+    "several": "an agent has several conversations",
+    "without_loss": "no answer in them carries loss",
+}
+"""Kinds of rows that are left out, each with the reason."""
 
 
 def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     """Export a run's rows: `pairs`, `expert` (successful episodes) and `explored` (without FAILED episodes).
 
     Pairs and explored episodes are of all iterations, in their order. An unfinished episode that a later iteration may
-    resume is left out. So is a row in which an agent has several conversations, with a warning.
+    resume is left out. Two kinds of rows are left out with a warning: rows in which an agent has several conversations,
+    and rows in which no answer carries loss.
 
     Args:
         run: The run folder.
@@ -53,7 +61,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
         The number of rows of each kind.
 
     Raises:
-        RunError: If the run has no rows, each row has several conversations, or `output` exists.
+        RunError: If the run has no rows, no row can be exported, or `output` exists.
         ConfigError: If `datasets` is needed and not installed.
         DataError: If `datasets` cannot store a row.
     """
@@ -66,17 +74,18 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     with replacing(output) as fresh:
         rows = {kind: _converted(those, notes) for kind, those in _rows(run).items()}
         counts = (_save_datasets if form == "datasets" else _write_files)(rows, fresh)
-        if not counts and notes["several"]:
+        if not counts and (notes["several"] or notes["without_loss"]):
             raise RunError(
-                f"{run}: no row can be exported, since a row of TRL holds one conversation, and the agents of all "
-                f"{notes['several']} rows have several. Perturn can train on them."
+                f"{run}: no row can be exported. A row of TRL holds one conversation with an answer that carries loss. "
+                f"Rows with several conversations: {notes['several']}; rows without loss: {notes['without_loss']}."
             )
         if not counts:
-            raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")
-    if notes["several"]:
-        _logger.warning(
-            "%s: left out %d rows, in which an agent has several conversations.", output, notes["several"]
-        )
+            raise RunError(
+                f"{run} holds no pairs and no episodes to export; run: perturn run {shlex.quote(str(run))}"
+            )
+    for kind, why in _LEFT_OUT.items():
+        if notes[kind]:
+            _logger.warning("%s: rows left out because %s: %d.", output, why, notes[kind])
     if notes["marked"]:
         _logger.warning(
             "%s: %d answers are marked as without loss (`weight: 0`) or cut at a token limit (`ended: false`). TRL "
@@ -90,15 +99,22 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
 def _converted(
     rows: Iterable[Trajectory] | Iterable[PreferencePair], notes: Counter[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows in TRL's form. Count `several`, the rows of several conversations, and `marked`, the marked turns."""
+    """Yield rows in TRL's form. Count the rows of `_LEFT_OUT`, and `marked`, the marked turns of the other rows."""
     for row in rows:
         sides = sides_of(row)
-        if all(side.is_linear for side in sides):
+        if not all(side.is_linear for side in sides):
+            notes["several"] += 1
+        elif not all(any(map(_keeps_loss, side.turns)) for side in sides):
+            notes["without_loss"] += 1
+        else:
             turns = [turn for side in sides for turn in side.turns]
             notes["marked"] += sum(not (turn.trained and turn.action.ended) for turn in turns)
             yield to_trl(row)
-        else:
-            notes["several"] += 1
+
+
+def _keeps_loss(turn: Turn) -> bool:
+    """Return whether a turn carries loss without its sampled tokens, which a row of TRL cannot hold."""
+    return replace(turn, action=replace(turn.action, token_ids=None, logprobs=None)).carries_loss
 
 
 def _save_datasets(kinds: Mapping[str, Iterable[Any]], folder: Path) -> dict[str, int]:
@@ -191,7 +207,7 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
     trained = [name for name in sections if recorded.paths.checkpoint(name).is_dir()]
     acting = [name for name in trained if sections[name] != REWARD_MODEL]
     if not policy and not acting:
-        raise RunError(f"{run} has no trained policy; run: perturn train {run}")
+        raise RunError(f"{run} has no trained policy; run: perturn train {shlex.quote(str(run))}")
     chosen = policy or acting[-1]
     if chosen not in trained:
         raise RunError(f"{run} has no trained policy {chosen!r}.{did_you_mean(chosen, trained)}")

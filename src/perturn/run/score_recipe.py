@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from perturn.config.sections import Tasks
 from perturn.config.shipped_recipes import shipped_recipe
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.errors import check_belongs
+from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.run.policy_origin import made_by
 from perturn.run.protocol_rules import Rules, evaluation_split, rules_for, say_rules
@@ -56,16 +56,16 @@ def scoring_recipe(
     Raises:
         PerturnError: If a setting is wrong, or the environment cannot start or has no such tasks.
     """
-    _refuse_repeated(
-        overrides,
-        {
-            "model.name": model,
-            "environment.name": environment,
-            "evaluate.tasks.split": split,
-            "evaluate.tasks.n": n,
-            "protocol.name": protocol,
-        },
-    )
+    given = {
+        "model.name": ("the model", model),
+        "environment.name": ("the environment", environment),
+        "evaluate.tasks.split": ("--split", split),
+        "evaluate.tasks.n": ("--n", n),
+        "protocol.name": ("--protocol", protocol),
+    }
+    for key, (by, value) in given.items():
+        if value is not None:
+            _refuse_repeated(overrides, key, by)
     data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
     apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
     with closing_world(environment_maker(data["environment"])()) as env:
@@ -88,12 +88,14 @@ def scoring_recipe(
     return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
 
 
-def _refuse_repeated(overrides: Sequence[str], given: Mapping[str, object]) -> None:
-    """Reject overrides of settings that options set."""
+def _refuse_repeated(overrides: Sequence[str], key: str, by: str) -> None:
+    """Reject an override of a setting that an option or argument sets, or of the section around it."""
+    sections = [key, *(key.rsplit(".", times)[0] for times in range(1, key.count(".") + 1))]
     found: dict[str, Any] = {}
     apply_overrides(found, overrides)
-    set_twice = {key: key in dotted(found) for key, value in given.items() if value is not None}
-    check_belongs(set_twice, False, "the options and arguments that set it", "leave it out")
+    named = [each for each in sections if each in {word.partition("=")[0] for word in overrides}]
+    if named or key in dotted(found):
+        raise ConfigError(f"{by} sets {key}; leave {(named or [key])[0]}=... out.")
 
 
 def scored_tasks(env: Environment, split: str | None, n: int | None) -> Tasks:

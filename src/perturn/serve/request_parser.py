@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.episodes.prefix_matching import Position, Sequences, in_call_order
+from perturn.episodes.prefix_matching import Position, Sequences, in_call_order, is_broken
 from perturn.episodes.tool_calls import as_text
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_answer, read_messages
-from perturn.io.call_arguments import ARGUMENTS
 from perturn.io.plain_data import fault, is_unicode
 from perturn.serve.exchange import Ask, Refusal
 from perturn.types import Message
@@ -107,21 +106,16 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
 
 
 def _with_broken_calls(message: Mapping[str, Any], where: str) -> Message:
-    """Return a message. If a call has arguments that are no JSON object, all calls become text, as in answers.
+    """Return a message. If a call cannot be read, all calls become text, as in answers.
 
     Raises:
         DataError: If the content or a call has an unknown form.
     """
     if message.get("role") == "assistant" and message.get("tool_calls"):
         action = read_answer(message, where)
-        if any(map(_is_broken, action.tool_calls)):
+        if is_broken(action):
             return as_text(action).message()
     return dict(message)
-
-
-def _is_broken(call: Mapping[str, Any]) -> bool:
-    function = call.get("function")
-    return isinstance(function, Mapping) and any(isinstance(function.get(key), str) for key in ARGUMENTS)
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:

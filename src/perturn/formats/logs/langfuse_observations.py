@@ -80,7 +80,8 @@ def _is_observation(record: Mapping[str, Any]) -> bool:
 
 
 def _is_score(record: Mapping[str, Any]) -> bool:
-    return "name" in record and first(record, "dataType", "data_type") is not None
+    typed = first(record, "dataType", "data_type") is not None
+    return typed and not {"name", "value"}.isdisjoint(record)  # Parquet may hold a null as the name
 
 
 def _is_trace(record: Mapping[str, Any]) -> bool:
@@ -125,7 +126,7 @@ def _score(held: Mapping[str, Any], where: str) -> Iterator[Entry]:
         is_mapped = score_value(said) is None and first(held, "configId", "config_id") is not None
         value = value if is_mapped else said
     of = text_id(first(held, "observationId", "observation_id", *_TRACE_ID, *_SESSION_ID))
-    found = score_of(text_id(held["name"]) or "score", said if value is None else value)
+    found = score_of(text_id(held.get("name")) or "score", said if value is None else value)
     yield of_another(found, of, where)
 
 

@@ -55,7 +55,7 @@ def read_langsmith(records: Iterator[Record], fields: Fields) -> Iterator[Entry]
 
 def _feedback(record: Mapping[str, Any], where: str) -> Iterator[Entry]:
     """Yield the score of a record of feedback."""
-    found = score_of(text_id(record["key"]) or "feedback", first(record, "score", "value"))
+    found = score_of(text_id(record.get("key")) or "feedback", first(record, "score", "value"))
     yield of_another(found, text_id(record.get("run_id")), where)
 
 

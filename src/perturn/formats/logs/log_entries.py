@@ -71,6 +71,8 @@ class Call:
     """Scores in the record of the call."""
     task: str | None = None
     """Task named by a field of the record. If None, the first user message is the task."""
+    note: str = ""
+    """Remark for the user on how the answer was read; empty if there is none."""
 
 
 @dataclass(frozen=True)

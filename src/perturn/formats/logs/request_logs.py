@@ -46,8 +46,12 @@ _RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
 _BODIES = ("body", "json", "data", "postData.text", "content.text")
 """Paths of the body in a request or response that also holds a URL and headers. The last two paths are for HAR files.
 """
-_OF_BODIES = {"candidates", "error", "input_tokens", "model", "object", "usage"}
-"""Keys of the body of an API's response. JSON text with none of them may be an answer."""
+_OF_BODIES = {
+    *("candidates", "error", "input_tokens", "model", "object", "usage"),
+    *("code", "detail", "errors", "generated_text", "generation_id", "message"),
+}
+"""Keys of the body of an API's response. JSON text with none of them is an answer."""
+_JSON_ANSWER = "a response that is JSON text without the keys of a body is read as the answer."
 _SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
 """Fields of a record, or of its metadata, that are read as scores."""
 _SESSIONS = (
@@ -129,9 +133,10 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     trace = next(iter(ids_of(*(first(each, *_TRACES) for each in (record, metadata, requested)))), None)
     before = _before(request, where, stored)
     response = _response(record)
+    body = response if isinstance(response, Mapping) else {}
     answers = list(answers_in(response, where)) if _succeeded(record, response) else []
     if not answers:
-        error = first(record, "error_str", "error") or mapping(response).get("error")
+        error = first(record, "error_str", "error") or body.get("error")
         said = f"the call has no answer{f' ({error!s:.100})' if error else ''}."
         if response is None and request is record and not error:
             said = "the record has messages and no response; for a whole conversation, set --format conversations."
@@ -146,26 +151,25 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
         asked if before is None else [*_conversation(before, stored), *fresh], where, system
     )
     tools = tools_of(first(request, "tools") or mapping(record.get("model_parameters")).get("tools"), where)
-    identity = text_id(mapping(response).get("id"))
+    identity = text_id(body.get("id"))
     if fresh and identity is not None and identity not in stored:  # so that no chain is circular
-        stored[identity] = before, [*fresh, *mapping(response)["output"]]
+        stored[identity] = before, [*fresh, *body["output"]]
     is_shared = (session or trace) is not None
     for index, answer in enumerate(answers):
         yield Call(
             where,
             messages,
             answer,
-            ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id")),
+            ids_of(*(record.get(name) for name in _IDS), body.get("id")),
             choice=index,
             session=session,
             trace=trace,
-            time=seconds(first(record, *_TIMES) or first(mapping(response), "created", "created_at")),
+            time=seconds(first(record, *_TIMES) or first(body, "created", "created_at")),
             tools=tools,
-            model=str(
-                first(mapping(response), "model") or first(request, "model") or record.get("model") or ""
-            ),
+            model=str(first(body, "model") or first(request, "model") or record.get("model") or ""),
             scores=() if is_shared and index else scores,
             task=task_in(record, fields),
+            note="" if unpacked(response, "") is response else _JSON_ANSWER,
         )
 
 
@@ -222,10 +226,15 @@ def _response(record: Mapping[str, Any]) -> Any:
             body = mapping(found)
             inner = next((joined(held) for path in _BODIES if (held := at_path(body, path))), None)
             response = found if inner is None else inner
-            is_body = any(is_known(each) or mapping(each).keys() & _OF_BODIES for each in (found, response))
             is_json_text = isinstance(given, str) and found == unpacked(given, "")
-            return given if is_json_text and not is_body else response
+            return given if is_json_text and not (_is_body(found) or _is_body(response)) else response
     return record if isinstance(record.get("choices"), list) else None
+
+
+def _is_body(held: Any) -> bool:
+    """Return whether a value is the body of an API's response, also if the API is unknown."""
+    parts = held if isinstance(held, list) else [held]
+    return is_known(held) or any(mapping(each).keys() & _OF_BODIES for each in parts)
 
 
 def _succeeded(record: Mapping[str, Any], response: Any) -> bool:

@@ -10,14 +10,14 @@ This is Perturn's own format, for episodes of an agent that kept texts alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.chat_messages import is_trained
 from perturn.formats.column_names import other_names
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout
-from perturn.formats.logs.log_values import bad, first, mapping, score_value, text_id
+from perturn.formats.logs.log_values import bad, first, mapping, score_value, text_id, unpacked
 from perturn.formats.logs.provider_messages import tools_of
 from perturn.formats.rollouts.rollout_records import (
     listed,
@@ -56,7 +56,7 @@ def is_conversation(record: Mapping[str, Any]) -> bool:
 
 def _messages(record: Mapping[str, Any]) -> Any:
     """Return the messages of a record; None if it has none."""
-    return next((record[key] for key in _MESSAGES if record.get(key) is not None), None)
+    return unpacked(next((record[key] for key in _MESSAGES if record.get(key) is not None), None), "")
 
 
 def _truth(value: Any, where: str) -> bool | None:
@@ -72,14 +72,16 @@ def _truth(value: Any, where: str) -> bool | None:
 
 def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield the rollout of a record. Each assistant message is a turn, which may be marked as not trained."""
-    if _messages(record) is None:
+    if (messages := _messages(record)) is None:
+        if first(record, *_SCORES, _REWARDS) is not None and not _ANSWERS & record.keys():
+            raise DataError(f"{where}: messages: expected a list, got none.")
         yield LostEntry(where, "no_call")
         return
     if logged := {key for key in _ANSWERS if record.get(key)}:
         raise DataError(
             f"{where}: the record has {min(logged)} too, so that it is a request and no conversation."
         )
-    messages = listed(_messages(record), f"{where}: messages", "user")
+    messages = listed(messages, f"{where}: messages", "user")
     error = record.get("error")
     if record.get("system"):
         messages = [{"role": "system", "content": record["system"]}, *messages]
@@ -89,7 +91,9 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
     score = next((record[key] for key in _SCORES if record.get(key) not in (None, "")), None)
     if rewards and (score is None or score_value(score) is None):
         score = sum(reward or 0.0 for reward in rewards)
-    task = first(record, *_TASKS)
+    ignored = _ignored(record)
+    kept = _without(record, ignored)
+    task = first(kept, *_TASKS)
     if fields.task is None and task is not None and text_id(task) is None:
         raise bad(f"{where}: task", "a text or a whole number", task)
     question = next((each.get("content") for each in steps[-1].messages if each["role"] == "user"), None)
@@ -102,9 +106,20 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
         truncated=bool(_truth(record.get("truncated"), f"{where}: truncated")),
         error=str(error)[:_LONGEST] if error else None,
         policy=str(record.get("model") or ""),
-        success=_truth(record.get("success"), f"{where}: success"),
-        unread=tuple(other_names({key: held for key, held in record.items() if key not in _READ | named})),
+        success=_truth(first(kept, "success"), f"{where}: success"),
+        unread=(*(ignored - named), *other_names(_without(kept, _READ | named))),
     )
+
+
+def _without(record: Mapping[str, Any], keys: Set[str]) -> dict[str, Any]:
+    return {key: held for key, held in record.items() if key not in keys}
+
+
+def _ignored(record: Mapping[str, Any]) -> set[str]:
+    """Return the optional keys of a record whose values cannot be read."""
+    success, task = first(record, "success"), first(record, "task_id")
+    found = {"success": success in (None, True, False), "task_id": task is None or text_id(task) is not None}
+    return {key for key, is_readable in found.items() if not is_readable}
 
 
 def _rewards(record: Mapping[str, Any], messages: Sequence[Any], where: str) -> list[float | None]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perturn.formats.column_names import without_filled
 from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Rollout, Score
 from perturn.formats.logs.log_values import score_value, text_id
 from perturn.formats.rollouts.rollout_records import (
@@ -44,7 +45,9 @@ def _rollouts(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator
             steps = steps_of_tokens(row, _NAMES, at, fields)
             yield Rollout(at, task_of(row, fields, None), steps, scores_of(row, fields, row.get("reward")))
     elif "completion" in record:
-        yield _completion(record, where, fields)
+        yield _completion(
+            without_filled(record), where, fields
+        )  # pandas writes nulls of Parquet to JSON lines
     else:
         yield LostEntry(where, "no_call")
 

@@ -70,7 +70,7 @@ def _result(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
     last_cut = bool(calls) and bool(calls[-1].get("is_truncated"))
     return Rollout(
         where,
-        task_of(record, fields, record["example_id"]),
+        task_of(record, fields, record.get("example_id")),
         cut_last(steps) if last_cut else steps,
         scores_of(record, fields, record.get("reward")),
         truncated=bool(record.get("is_truncated")),

@@ -221,6 +221,7 @@ def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
         _lose(account, "unsupported", call.where, str(error))
         return
     _tell_faults(call, [call.answer], account)
+    _tell(account, "note", call.where, call.note)
 
 
 def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: LogAccount) -> None:
@@ -254,7 +255,7 @@ def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
 
 
 def _tell(account: LogAccount, why: str, where: str, reason: str) -> None:
-    """Record a fault of an entry."""
+    """Record a fault of an entry, or a remark on it; do nothing if the reason is empty."""
     said = reason.removeprefix(f"{where}: ").removeprefix("row: ")
     kind = _VARIES.sub("", f"{why}: {said}")
     if reason and (kind in account.faults or len(account.faults) < _KEPT):
