@@ -175,6 +175,16 @@ def test_pgpo(walk):
     )
 
 
+def test_pgpo_counts_the_reward_of_a_turn_itself(episode):
+    """From s, 0.8 at once and 0.5 later: changes 0.8 + 0 - 0.65 and 0 + 0.5 - 0.65, as the returns less their mean."""
+    group = [
+        episode(["s", "a"], [0.8, 0.0], success=False),
+        episode(["s", "b"], [0.0, 0.5], success=False, sample=1),
+    ]
+
+    assert_weights(CREDITS["pgpo"](normalize="mean")(group), [[0.3, 0.0], [-0.3, 0.0]])
+
+
 def test_turn_gae(episode):
     """Gamma 1/2, lambda 1/2: delta_1 = 1 - 1/2, delta_0 = 1/2 1/2 - 1/4 = 0, A_0 = 1/4 1/2."""
     group = [episode([None] * 2, [0.0, 1.0])]

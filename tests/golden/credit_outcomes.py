@@ -159,7 +159,7 @@ def pgpo(rows: list, row: dict, settings: dict) -> Fraction:
 
     def change(r: dict) -> Fraction:
         then = following(rows, r)
-        return (potential(then) if then else r["r"]) - potential(r)
+        return r["r"] + (potential(then) if then else 0) - potential(r)
 
     p = average([F(r["success"]) for r in rows if r["t"] == 0])
     peers = same(rows, row)

@@ -10,7 +10,7 @@ import pytest
 
 from perturn.episodes.episode import Job
 from perturn.episodes.play_many import play
-from perturn.errors import RunError
+from perturn.errors import ContextFull, RunError
 from perturn.measure.advantages import measure, returns_of
 from perturn.measure.forecast import expected_width, forecast
 from perturn.measure.points import Continuation, ContinuationFile, Point, choose, plan, read_continuations
@@ -72,6 +72,13 @@ class Player:
         pass
 
 
+class Waiting(Player):
+    """Waits."""
+
+    def generate(self, prompts, sampling):
+        return [Action("Action: wait")] * len(prompts)
+
+
 def played(kind, jobs):
     return sorted(play(jobs, Player(), kind, protocol=PROTOCOL, sampling=Sampling()), key=lambda one: one.key)
 
@@ -98,6 +105,26 @@ def test_a_world_that_never_comes_back_is_rejected():
 
     with pytest.raises(RunError, match="cannot be restored"):
         check_world(Other(), episodes_of(Other), PROTOCOL)
+
+
+def test_a_hidden_goal_of_the_seed_is_found_in_other_episodes():
+    """A replay under another seed finds it only if the recorded action meets the goal of either seed."""
+
+    class Hidden(Fixed):
+        def reset(self, task, seed):
+            self.goal = "wait" if seed == 1 else "none"
+            return super().reset(task, seed)
+
+        def step(self, action):
+            super().step("wait")
+            return Observation("Nothing.", float(action == self.goal), self.turn == 3)
+
+    jobs = [Job(Task("t"), seed, seed) for seed in range(3)]
+    episodes = play(jobs, Waiting(), Hidden, protocol=PROTOCOL, sampling=Sampling())
+    first, lucky, last = sorted(episodes, key=lambda one: one.key)
+
+    assert check_world(Hidden(), [first, last], PROTOCOL).kind == "deterministic"
+    assert check_world(Hidden(), [first, last], PROTOCOL, [first, lucky, last]).kind == "seeded"
 
 
 @pytest.mark.parametrize("differs", ["reward", "end"])
@@ -295,3 +322,21 @@ def test_equal_returns_have_no_forecast():
 
     found = forecast(world, plan(episodes, world.kind), episodes, [], continuations=8, wanted=0.1)
     assert (found.width, found.needed) == (None, None)
+
+
+def test_a_full_context_after_the_repeated_action_is_a_counted_continuation():
+    """Its return is the reward of the repeated action."""
+
+    class Paying(Fixed):
+        def step(self, action):
+            return Observation("Nothing.", 0.5)
+
+    class Full(Player):
+        def generate(self, prompts, sampling):
+            return [ContextFull("full")] * len(prompts)
+
+    (one,) = played(Paying, [Job(Task("t"), 0, 0)])
+    planned = next(each for each in plan([one], "open").jobs(0, 1, []) if each.point.acted)
+    (found,) = play([planned.job], Full(), Paying, protocol=PROTOCOL, sampling=Sampling())
+
+    assert planned.ended(found) == Continuation(*planned.point, 0, 0.5, False, 0)

@@ -34,6 +34,9 @@ class CreditTraits:
     takes_unfinished: bool = False
     """Whether the credit also weighs UNFINISHED episodes. They resume in the next iteration, so their outcome is not
     known yet."""
+    weighs_sides: bool = False
+    """Whether the weights are for both sides of a pair, so in a failed episode a larger weight is a larger penalty.
+    `perturn measure` negates such weights in failed episodes."""
     sets_clip: bool = False
     """With `needs_group`, whether the credit has a method `clips` that returns a factor on each turn's clip range."""
 

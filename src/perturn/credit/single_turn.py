@@ -70,7 +70,7 @@ class Uniform:
     """
 
     needs: ClassVar[Needs] = ()
-    traits: ClassVar[CreditTraits] = CreditTraits()
+    traits: ClassVar[CreditTraits] = CreditTraits(weighs_sides=True)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return 1 for every turn, one tensor per trajectory, without unit [turns]."""
@@ -114,7 +114,7 @@ class Confidence:
     """
 
     needs: ClassVar[Needs] = ("reference",)
-    traits: ClassVar[CreditTraits] = CreditTraits()
+    traits: ClassVar[CreditTraits] = CreditTraits(weighs_sides=True)
 
     pivot: Annotated[float, SHARE] = 0.9
     """Confidence above which a turn gets the low weight, in [0, 1]."""
@@ -218,7 +218,7 @@ class Discount:
     @property
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
-        return CreditTraits(discount=self.gamma)
+        return CreditTraits(weighs_sides=True, discount=self.gamma)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return phi(t, T) of every turn, one tensor per trajectory, without unit [turns]."""

@@ -24,6 +24,9 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative bias of a credit that counts as unbiased, by the dtype of its weights. Rounding errors are far
 smaller."""
 
+_REVERSED = 50
+"""Largest number of groups of each size that are weighed in reversed order too."""
+
 _NOTHING = 1e-12
 """Length of E[g], relative to the true gradient, below which E[g] counts as 0 up to rounding."""
 
@@ -84,7 +87,8 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
 
     Raises:
         ConfigError: If the credit does not return one number per turn.
-        ValueError: If a quantity that the credit needs has no exact value.
+        ValueError: If a quantity that the credit needs has no exact value, or the weights depend on the order of the
+            group.
     """
     episodes = process.episodes
     discount = credit.traits.discount if gamma is None else gamma
@@ -135,11 +139,20 @@ def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> t
     """Return the gradient estimate and the probability of each group of episodes; see `tree_estimates`."""
     groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
     found, dtypes = zip(*_advantages(credit, episodes, groups, gamma), strict=True)
+    tolerance = max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
+    some = range(0, len(groups), len(groups) // _REVERSED + 1)
+    again = _advantages(credit, episodes, [groups[each][::-1] for each in some], gamma)
+    for each, (weights, _) in zip(some, again, strict=True):
+        if not torch.allclose(weights.flip(0), found[each], rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise ValueError(
+                f"{type(credit).__name__} gives other weights to the same episodes in another order. Each group is "
+                "listed in one order only, so such a credit cannot be measured."
+            )
     members = torch.tensor(groups)
     estimates = torch.einsum("gnt,gntp->gp", torch.stack(found), episodes.score[members]) / size
     chances = torch.tensor([orders(group) for group in groups], dtype=torch.float64)
     chances = chances * episodes.probability[members].prod(1)
-    return estimates, chances, max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
+    return estimates, chances, tolerance
 
 
 def _padded(found: Sequence[Tensor], horizon: int) -> Tensor:

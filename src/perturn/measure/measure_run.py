@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
         recipe = run.recipe
         stage, explored, chosen = _episodes(run, wanted)
         _note_measured(run, stage)
-        world, planned = _planned(session, stage, chosen)
+        world, planned = _planned(session, stage, explored, chosen)
         weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)  # its errors come first
         assert recipe.explore is not None
         sampling, concurrency = recipe.explore.sampling, recipe.explore.concurrency
@@ -136,9 +137,10 @@ def forecast_run(source: Path, wanted: Wanted) -> Forecast:
     """
     with _opened(source) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
-        world, planned = _planned(session, stage, chosen)
+        world, planned = _planned(session, stage, explored, chosen)
         _inputs(run, stage)
-        done = read_continuations(run.paths.continuations(stage.mark))
+        stored = read_continuations(run.paths.continuations(stage.mark))
+        done = [one for one in stored if one.outcome != "failed"]  # those are played again
         return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
 
 
@@ -150,7 +152,7 @@ def _opened(source: Path) -> Run:
     """
     recipe = resolve_recipe(source)
     if not RunPaths(run_folder(recipe)).is_run:
-        raise RunError(f"{source} has explored nothing yet; run: perturn collect {source}")
+        raise RunError(f"{source} has explored nothing yet; run: perturn collect {quote(str(source))}")
     recipe = ruled(recipe)
     refuse_changed(recipe, "measure")
     return Run(recipe)
@@ -248,11 +250,13 @@ def _stage(run: Run, iteration: int | None) -> Stage:
     raise missing
 
 
-def _planned(session: Session, stage: Stage, chosen: Sequence[Trajectory]) -> tuple[WorldCheck, Plan]:
-    """Replay the chosen episodes to classify the environment, and return the result with the points of the episodes."""
+def _planned(
+    session: Session, stage: Stage, explored: Sequence[Trajectory], chosen: Sequence[Trajectory]
+) -> tuple[WorldCheck, Plan]:
+    """Classify the environment by its recorded and replayed answers, and return the result with the points."""
     with at_work("playing episodes again"), closing_world(world_maker(session.recipe)()) as env:
         has_user = session.recipe.user is not None
-        world = check_world(env, chosen, rules(session, stage.policy), has_user=has_user)
+        world = check_world(env, chosen, rules(session, stage.policy), explored, has_user=has_user)
     return world, plan(chosen, world.kind)
 
 

@@ -26,7 +26,7 @@ def play_points(
 ) -> list[Continuation]:
     """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
-    If too many of the last continuations in the file FAILED, all FAILED continuations are played again.
+    FAILED continuations in the file are played again.
 
     Args:
         session: An open run.
@@ -43,13 +43,11 @@ def play_points(
     points = set(plan.points)
     total = len(points) * continuations
     with ContinuationFile(file) as store:
+        store.drop_failed()
         failures = Failures(session.recipe.worlds.max_failed, total, concurrency)
         for one in store.found:
-            if one.outcome != "elsewhere":  # says nothing of errors
-                failures.note("no reason" if one.outcome == "failed" else None)
-        if failures.too_many:
-            store.drop_failed()
-            failures.restart(())
+            if one.outcome == "counted":
+                failures.note(None)
         missing = list(plan.jobs(session.recipe.seed, continuations, store.found))
         if missing:
             planned = {(each.job.task.id, each.job.sample): each for each in missing}

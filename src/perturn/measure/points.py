@@ -198,7 +198,9 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
     for one in episodes:
         own = [Point(*one.key, turn) for turn in range(len(one.turns))]
         if kind == "deterministic":
-            own = [known.setdefault(each, point) for each, point in zip(_histories(one), own, strict=True)]
+            own = [
+                known.setdefault(each, point) for (each, _), point in zip(histories(one), own, strict=True)
+            ]
         before.append(own)
         if kind == "open":
             after.append([point._replace(acted=True) for point in own])
@@ -208,13 +210,14 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
     return Plan(episodes, before, after, {one.key: one for one in episodes})
 
 
-def _histories(one: Trajectory) -> Iterator[bytes]:
-    """Yield a digest of all that was said before each action of an episode."""
+def histories(one: Trajectory) -> Iterator[tuple[bytes, bytes]]:
+    """Yield two digests for each turn of an episode: of all that was said before its action, and with its action."""
     digest = sha256(repr((one.task.id, one.prompt, one.tools, one.template_kwargs)).encode())
     for turn, action in zip(one.turns, actions_of(one), strict=True):
         digest.update(repr((turn.observation, turn.follows, turn.opening)).encode())
-        yield digest.digest()
+        before = digest.digest()
         digest.update(repr(action).encode())
+        yield before, digest.digest()
 
 
 def choose(explored: Sequence[Trajectory], episodes: int, seed: int) -> list[Trajectory]:

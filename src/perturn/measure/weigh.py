@@ -31,8 +31,8 @@ class Weighed:
     weights: Mapping[tuple[str, int], Floats]
     """Weight of each turn [turns], by the key of the episode."""
     by_outcome: bool
-    """Whether the weights were signed by outcome. Some credits, such as the credits of pairs, give only weights >= 0.
-    Their weights are negated in episodes that did not solve the task, as on the rejected side of a pair."""
+    """Whether the weights are negated in episodes that did not solve the task, as on the rejected side of a pair; see
+    `CreditTraits.weighs_sides`."""
     cost: float
     """Cost in passes over the tokens of an episode: one to play it, plus passes for quantities, plus branches by their
     turns."""
@@ -111,7 +111,7 @@ def _weighed(
     keys = {one.key for one in explored}
     solved = {one.key: succeeded(one) for one in explored}
     weights = {row.key: np.array(row.weight, dtype=np.float64) for row in rows if row.key in keys}
-    by_outcome = not credit.traits.needs_group and all((own >= 0).all() for own in weights.values())
+    by_outcome = credit.traits.weighs_sides
     if by_outcome:
         weights = {key: own if solved[key] else -own for key, own in weights.items()}
     return Weighed(section, weights, by_outcome, _cost(credit, episodes, explored, paths, recipe, stage))

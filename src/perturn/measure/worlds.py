@@ -10,7 +10,7 @@ from typing import NamedTuple
 from perturn.episodes.replay import play_again
 from perturn.episodes.seeds import seed_of
 from perturn.errors import DataError, RunError
-from perturn.measure.points import Kind
+from perturn.measure.points import Kind, histories
 from perturn.types import Environment, EpisodeProtocol, Trajectory
 
 _logger = logging.getLogger(__name__)
@@ -36,11 +36,17 @@ class WorldCheck:
 
 
 def check_world(
-    env: Environment, episodes: Sequence[Trajectory], protocol: EpisodeProtocol, *, has_user: bool = False
+    env: Environment,
+    episodes: Sequence[Trajectory],
+    protocol: EpisodeProtocol,
+    explored: Sequence[Trajectory] = (),
+    *,
+    has_user: bool = False,
 ) -> WorldCheck:
     """Replay some episodes with their own actions, and classify the environment.
 
-    - deterministic: Replays are equal under any seed, so that a state follows from the earlier actions.
+    - deterministic: Replays are equal under any seed, so that a state follows from the earlier actions. Episodes never
+      got different answers to one action after one history.
     - seeded: Replays are equal under the seed of the episode.
     - open: Replays differ, or a model plays the user, so that an action has several possible answers.
 
@@ -48,6 +54,7 @@ def check_world(
         env: The environment.
         episodes: Recorded episodes. Only the first `REPLAYED` are replayed.
         protocol: Protocol of the recorded episodes.
+        explored: All episodes of the exploration, whose recorded answers are compared too.
         has_user: Whether a model plays the user.
 
     Raises:
@@ -70,10 +77,31 @@ def check_world(
         _logger.warning(
             "%d of %d episodes went otherwise when played again: %s", len(chosen) - back, len(chosen), problem
         )
-    kind: Kind = (
-        "open" if has_user or back < len(chosen) else "deterministic" if other == len(chosen) else "seeded"
-    )
+    if has_user or back < len(chosen):
+        kind: Kind = "open"
+    else:
+        differs = other < len(chosen) or _differ([*episodes, *explored])
+        kind = "seeded" if differs else "deterministic"
     return WorldCheck(kind, len(chosen), back, other)
+
+
+def _differ(episodes: Sequence[Trajectory]) -> bool:
+    """Return whether episodes got different answers to the same action after the same history.
+
+    Recorded actions may never reveal a hidden state that a seed sets, so replays under another seed can be equal.
+    """
+    rewards: dict[bytes, float] = {}
+    answers: dict[bytes, object] = {}
+    for one in episodes:
+        keys = list(histories(one))
+        later: list[object] = [before for before, _ in keys[1:]]
+        later.append(one.success if one.terminated else None)  # None: the last answer is not recorded
+        for (_, key), turn, answer in zip(keys, one.turns, later, strict=True):
+            if rewards.setdefault(key, turn.own_reward) != turn.own_reward:
+                return True
+            if answer is not None and answers.setdefault(key, answer) != answer:
+                return True
+    return False
 
 
 class _Difference(NamedTuple):

@@ -52,7 +52,7 @@ class FirstError:
     Differs: the paper does not know which turns are wrong.
     """
 
-    traits: ClassVar[CreditTraits] = CreditTraits()
+    traits: ClassVar[CreditTraits] = CreditTraits(weighs_sides=True)
 
     turns: Annotated[str, OneOf(TURNS)] = "from"
     """Turns that get the high weight. from: all turns from the first wrong turn on. only: wrong turns alone."""

@@ -38,8 +38,9 @@ class G2PO(GroupCredit):
     of rewards a success counts as a failure. Statistics of A_E run over trajectories; the code's default is `steps`.
     The source's penalty of 0.1 goes with a success worth 10. If a success is worth 1, `invalid_penalty: 0.01` has the
     same effect. States are equal by `state_key`; a turn without a state key is a state of its own. As in the
-    code, V after a failure is 0. So scores must not be negative: a failure with a negative score would gain by its last
-    turn. `returns.invalid_penalty` can make scores negative; `invalid_penalty` cannot.
+    code, V after a failure is 0. So an unsolved episode with a partial reward loses that reward by its last turn.
+    Scores must not be negative: a failure with a negative score would gain by its last turn. `returns.invalid_penalty`
+    can make scores negative; `invalid_penalty` cannot.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95

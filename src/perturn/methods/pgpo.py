@@ -24,13 +24,14 @@ class PGPO(GroupCredit):
     """GiGPO's advantage within a state, plus the change in a potential, which weighs more if successes are rare.
 
         A_it = A_S + beta (1 - p)^alpha A_phi
-        Phi(s) = mean of G over the turns at s,   delta = gamma Phi(next) - Phi(s),   A_phi = delta normalized at s
+        Phi(s) = mean of G over the turns at s,   delta = r + gamma Phi(next) - Phi(s),   A_phi = delta normalized at s
 
-    p is the share of the group's trajectories that solved the task. At the last turn, its reward replaces gamma
-    Phi(next).
+    p is the share of the group's trajectories that solved the task. Phi after the last turn is 0.
 
     Source: PGPO, arXiv:2609.02236.
-    Differs: states are equal by `state_key`, not by text. A turn without a state key is a state of its own, and gets 0.
+    Differs: delta has the reward r of the turn, so an action that earns at once is not punished. Without it, delta
+    differs only if a turn before the last has a reward. States are equal by `state_key`, not by text. A turn without a
+    state key is a state of its own, and gets 0.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
@@ -55,7 +56,9 @@ class PGPO(GroupCredit):
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
         potential = state_values(states, to_go)
         after = [
-            [*(self.gamma * value for value in of_one[1:]), given[-1]] if given else []
+            [own + self.gamma * value for own, value in zip(given, [*of_one[1:], 0.0], strict=True)]
+            if given
+            else []
             for of_one, given in zip(potential, rewards, strict=True)
         ]
         change = normalized_within(states, combined(after, potential, -1.0), self.normalize)

@@ -42,7 +42,7 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def counts_said(found: Mapping[str, Any]) -> str:
-    """Return sentences that say how many turns and continuations a measurement has, and how many do not count.
+    """Return sentences on the turns and continuations that were measured or do not count, and on negated weights.
 
     Args:
         found: Content of `measured.json`. A file from before the counts of explored episodes lacks them, and the text
@@ -62,6 +62,9 @@ def counts_said(found: Mapping[str, Any]) -> str:
             "fewer than four continuations that count is not measured. If failures depend on the actions, the values "
             "are biased."
         )
+    negated = [name for name, row in found.get("credits", {}).items() if row.get("by_outcome")]
+    if negated:
+        said += f" In failed episodes, the weights of {', '.join(negated)} are negated."
     return said
 
 

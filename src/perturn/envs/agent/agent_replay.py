@@ -24,7 +24,7 @@ class Replay:
         self._known = 0 if job.begun is None else self.kept + (not job.anew)
         self._last = None if job.window is None else self.kept + job.window
         self._compared = 0 if job.begun is None else min(self._known, len(job.begun.turns))
-        self._needs_own = job.kept is not None
+        self._needs_own = job.kept is not None and not job.anew
         self._requests: dict[int, list[Any]] = {}
 
     @property
