@@ -67,6 +67,9 @@ def outputs(page: str, rows: Path) -> dict[str, str]:
     return {PAGE: _AGREEMENT.sub(agreed, _LEARNING.sub(ranked, _BLOCK.sub(filled, page))), **found}
 
 
+_DIFFERS = " Explored episodes got different answers to one action after one history."
+
+
 def block(name: str, found: dict[str, Any]) -> str:
     """Return the counts, the scores of each credit, the figures, and what may be said, as Markdown."""
     world = found["world"]
@@ -76,7 +79,7 @@ def block(name: str, found: dict[str, Any]) -> str:
         f"in all. {found['came_elsewhere']} of {found['played']} continuations did not return to the state of their "
         f"point, and {found['failed']} failed. The environment is {world['kind']}: of {world['episodes']} replayed "
         f"episodes, {world['came_back']} gave the same observations, and {world['under_another_seed']} also under "
-        "another seed.",
+        f"another seed.{_DIFFERS if world.get('answers_differ') else ''}",
         table(found, OF_TURNS, cost=False),
         f"![{TITLE}: estimate and 95 % interval of each credit, and a line at chance](../{FIGURES}/{name}.svg)",
     ]

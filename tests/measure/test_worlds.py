@@ -15,7 +15,7 @@ from perturn.measure.advantages import measure, returns_of
 from perturn.measure.forecast import expected_width, forecast
 from perturn.measure.points import Continuation, ContinuationFile, Point, choose, plan, read_continuations
 from perturn.measure.worlds import WorldCheck, check_world
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task, Trajectory, Turn
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=3)
 
@@ -125,6 +125,8 @@ def test_a_hidden_goal_of_the_seed_is_found_in_other_episodes():
 
     assert check_world(Hidden(), [first, last], PROTOCOL).kind == "deterministic"
     assert check_world(Hidden(), [first, last], PROTOCOL, [first, lucky, last]).kind == "seeded"
+    crashed = replace(lucky, status=Status.FAILED, error="RuntimeError: gone")
+    assert check_world(Hidden(), [first, last], PROTOCOL, [first, crashed, last]).kind == "deterministic"
 
 
 @pytest.mark.parametrize("differs", ["reward", "end"])

@@ -171,22 +171,6 @@ def test_failed_continuations_stop_the_command_and_are_played_again(run, monkeyp
     assert measure_run(run, WANTED) == whole
 
 
-def test_a_failed_continuation_is_played_again(run, monkeypatch):
-    """Also if few failed: with 4 continuations, one failure would leave out the turns at its point."""
-    monkeypatch.chdir(run.parents[1])
-    file = RunPaths(run).continuations()
-    whole = measure_run(run, WANTED)
-    lines = file.read_text().splitlines()
-    lines[0] = lines[0].replace('"counted"', '"failed"')
-    file.write_text("".join(f"{line}\n" for line in lines))
-
-    assert '"failed"' in lines[0]
-    assert forecast_run(run, WANTED).to_play == 1
-    assert measure_run(run, WANTED) == whole
-    assert len(file.read_text().splitlines()) == len(lines) + 1
-    file.unlink()
-
-
 def test_the_recipes_own_credit_is_measured_with_all(run, monkeypatch, tmp_path):
     """And a credit that is named is no longer left out if it cannot be computed."""
     monkeypatch.chdir(run.parents[1])

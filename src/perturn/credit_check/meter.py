@@ -24,8 +24,9 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative bias of a credit that counts as unbiased, by the dtype of its weights. Rounding errors are far
 smaller."""
 
-_REVERSED = 50
-"""Largest number of groups of each size that are weighed in reversed order too."""
+_CHECKED = 50
+"""Largest number of groups of each size that are weighed again, and in other orders."""
+_ORDER = "in another order, or with other sample numbers; each group is listed in one order only"
 
 _NOTHING = 1e-12
 """Length of E[g], relative to the true gradient, below which E[g] counts as 0 up to rounding."""
@@ -140,14 +141,20 @@ def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> t
     groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
     found, dtypes = zip(*_advantages(credit, episodes, groups, gamma), strict=True)
     tolerance = max(TOLERANCES.get(dtype, 1e-2) for dtype in dtypes)
-    some = range(0, len(groups), len(groups) // _REVERSED + 1)
-    again = _advantages(credit, episodes, [groups[each][::-1] for each in some], gamma)
-    for each, (weights, _) in zip(some, again, strict=True):
-        if not torch.allclose(weights.flip(0), found[each], rtol=tolerance, atol=tolerance, equal_nan=True):
-            raise ValueError(
-                f"{type(credit).__name__} gives other weights to the same episodes in another order. Each group is "
-                "listed in one order only, so such a credit cannot be measured."
-            )
+    some = range(0, len(groups), len(groups) // _CHECKED + 1)
+    first, *others = range(size)
+    for order, how in (
+        ([first, *others], "again; it is random, or it remembers earlier groups"),
+        ([*others, first], _ORDER),
+        ([*others[:1], first, *others[1:]], _ORDER),
+    ):
+        again = _advantages(credit, episodes, [[groups[each][i] for i in order] for each in some], gamma)
+        for each, (weights, _) in zip(some, again, strict=True):
+            before = found[each][order]
+            if not torch.allclose(weights, before, rtol=tolerance, atol=tolerance, equal_nan=True):
+                raise ValueError(
+                    f"{type(credit).__name__} cannot be measured: it gives other weights to the same episodes {how}."
+                )
     members = torch.tensor(groups)
     estimates = torch.einsum("gnt,gntp->gp", torch.stack(found), episodes.score[members]) / size
     chances = torch.tensor([orders(group) for group in groups], dtype=torch.float64)
@@ -191,7 +198,7 @@ def summary(
 
 
 def _advantages(
-    credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
+    credit: Credit, episodes: Episodes, groups: Sequence[Sequence[int]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Yield the credit's weights for each group, 0 after an episode's end [trajectories, turns], and their dtype."""
     prover = episodes.process.prover.episodes if credit.traits.takes_prover else episodes

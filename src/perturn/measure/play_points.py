@@ -26,7 +26,8 @@ def play_points(
 ) -> list[Continuation]:
     """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
-    FAILED continuations in the file are played again.
+    FAILED continuations in the file are played again. If they fail again, they do not count towards
+    `worlds.max_failed`, so a finished measurement can be repeated, for example with other credits.
 
     Args:
         session: An open run.
@@ -43,6 +44,7 @@ def play_points(
     points = set(plan.points)
     total = len(points) * continuations
     with ContinuationFile(file) as store:
+        again = {(one.point, one.number) for one in store.found if one.outcome == "failed"}
         store.drop_failed()
         failures = Failures(session.recipe.worlds.max_failed, total, concurrency)
         for one in store.found:
@@ -61,7 +63,7 @@ def play_points(
                     ended = planned[episode.key].ended(episode)
                     store.append(ended)
                     shown.advance()
-                    if ended.outcome != "elsewhere":
+                    if ended.outcome != "elsewhere" and (ended.point, ended.number) not in again:
                         failures.add([episode]).refuse("continuations")
         return [one for one in store.found if one.point in points and one.number < continuations]
 

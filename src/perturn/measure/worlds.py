@@ -11,7 +11,7 @@ from perturn.episodes.replay import play_again
 from perturn.episodes.seeds import seed_of
 from perturn.errors import DataError, RunError
 from perturn.measure.points import Kind, histories
-from perturn.types import Environment, EpisodeProtocol, Trajectory
+from perturn.types import Environment, EpisodeProtocol, Trajectory, failed
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class WorldCheck:
     """
     under_another_seed: int
     """Number of episodes that a replay under another seed reproduced."""
+    answers_differ: bool = False
+    """Whether the kind is `seeded` since explored episodes got different answers to one action after one history."""
 
 
 def check_world(
@@ -60,7 +62,7 @@ def check_world(
     Raises:
         RunError: If no replay gives the recorded observations.
     """
-    chosen, problem = episodes[:REPLAYED], ""
+    chosen, problem, answers_differ = episodes[:REPLAYED], "", False
     restored = back = other = 0
     for one in chosen:
         own = [_difference(env, one, protocol) for _ in range(_TIMES)]
@@ -80,9 +82,9 @@ def check_world(
     if has_user or back < len(chosen):
         kind: Kind = "open"
     else:
-        differs = other < len(chosen) or _differ([*episodes, *explored])
-        kind = "seeded" if differs else "deterministic"
-    return WorldCheck(kind, len(chosen), back, other)
+        answers_differ = other == len(chosen) and _differ([*episodes, *explored])
+        kind = "seeded" if other < len(chosen) or answers_differ else "deterministic"
+    return WorldCheck(kind, len(chosen), back, other, answers_differ)
 
 
 def _differ(episodes: Sequence[Trajectory]) -> bool:
@@ -93,13 +95,17 @@ def _differ(episodes: Sequence[Trajectory]) -> bool:
     rewards: dict[bytes, float] = {}
     answers: dict[bytes, object] = {}
     for one in episodes:
+        if failed(one):
+            continue
         keys = list(histories(one))
         later: list[object] = [before for before, _ in keys[1:]]
         later.append(one.success if one.terminated else None)  # None: the last answer is not recorded
         for (_, key), turn, answer in zip(keys, one.turns, later, strict=True):
+            if answer is None:
+                continue
             if rewards.setdefault(key, turn.own_reward) != turn.own_reward:
                 return True
-            if answer is not None and answers.setdefault(key, answer) != answer:
+            if answers.setdefault(key, answer) != answer:
                 return True
     return False
 

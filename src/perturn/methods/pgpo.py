@@ -56,9 +56,7 @@ class PGPO(GroupCredit):
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]
         potential = state_values(states, to_go)
         after = [
-            [own + self.gamma * value for own, value in zip(given, [*of_one[1:], 0.0], strict=True)]
-            if given
-            else []
+            [own + self.gamma * value for own, value in zip(given, [*of_one, 0.0][1:], strict=True)]
             for of_one, given in zip(potential, rewards, strict=True)
         ]
         change = normalized_within(states, combined(after, potential, -1.0), self.normalize)
