@@ -186,6 +186,6 @@ def test_a_forgotten_conversation_leaves_the_cache(renderer, tiny_model):
     engine.forget("a")
     engine.cancel("c")
 
-    assert set(renderer._asked) == {"b"}
+    assert set(renderer._asked) & {*"abc"} == {"b"}
     assert renderer._cached == len(renderer._asked["b"].ids)
     assert renderer.prompt_ids(replace(asked[1], conversation="a")) == expected

@@ -244,7 +244,7 @@ def unknown(folder):
         ),
         (
             lambda folder: None,
-            [*BEST, "evaluate.tasks={split: train, n: 6}"],
+            [*BEST, "evaluate.tasks.n=6"],
             r"\d of 6 tasks of evaluate\.tasks",
         ),
     ],
@@ -254,8 +254,9 @@ def test_what_the_run_lacks_is_said_before_any_work(made, score, tmp_path, spoil
     spoil(folder)
     name = {renamed: "prm", of_no_section: "base"}.get(spoil, "sft")
 
+    split = "train" if "evaluate.tasks.n=6" in words else "test"
     with pytest.raises(PerturnError, match=said):
-        open_run(score(folder / "checkpoints" / name, *words))
+        open_run(score(folder / "checkpoints" / name, *words, split=split))
     assert not (tmp_path / "scores").exists()
 
 

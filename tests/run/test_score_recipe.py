@@ -99,7 +99,10 @@ def test_the_name_follows_from_the_settings(own_environment):
     [
         ({"split": "tset"}, "has no tasks for split 'tset'"),
         ({"n": 0}, "n must be >= 1, got 0"),
-        ({"overrides": ["environment=null"]}, "a stage of `evaluate` is missing|environment is missing"),
+        (
+            {"overrides": ["environment=null"]},
+            "the environment sets environment.name; leave environment=... out",
+        ),
         ({"n": 5}, "4 tasks are in split 'test', but n=5"),
         ({"protocol": "alfworld-et"}, "Did you mean 'alfworld-eto'"),
         ({"overrides": ["sed=1"]}, "unknown key 'sed'"),
