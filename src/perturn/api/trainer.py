@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sized
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import SchedulerType
@@ -21,6 +21,7 @@ from perturn.chat.model_names import tokenizer_of
 from perturn.chat.tokens import Renderer
 from perturn.episodes.seeds import seed_of
 from perturn.errors import check_belongs, check_fit
+from perturn.policy.packing import Examples
 from perturn.run.iteration_state import continue_training
 from perturn.training.credit_choice import loss_and_credit
 from perturn.training.turn_config import TurnConfig, section
@@ -198,7 +199,7 @@ class Trainer:
         )
         assert trainer.model is not None
         self.model, self.tokenizer, self._adapters = trainer.model.eval(), trainer.renderer.tokenizer, None
-        weights = (side for example in trainer.train_dataset.rows for side in example.weight)
+        weights = (side for example in cast(Examples, trainer.train_dataset).rows for side in example.weight)
         traits = trainer.loss.traits
         if not (traits.needs_reference or traits.reads or any(map(torch.any, weights))):
             return {}  # the optimizer's momentum would still move the policy
