@@ -10,6 +10,7 @@ from episodes.counting import PROTOCOL, Counter, Script, jobs, up
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
+from perturn.episodes.play_many import play
 from perturn.errors import EngineFailure, WorldLost
 from perturn.traits import EnvironmentTraits
 from perturn.types import Action, Observation, Sampling, Status, Trajectory
@@ -151,6 +152,17 @@ def test_an_environment_that_plays_itself_gets_the_abilities_of_the_engine():
     list(start("a", 1, engine, lambda: _PlaysItself(found)))
 
     assert engine.abilities in found
+
+
+@pytest.mark.parametrize("made", [Counter, _PlaysItself])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_sampling_of_the_engine_decides_whether_an_episode_is_sharpened(made, temperature):
+    """Also in an environment that plays itself, whose agent may send a temperature that a run ignores."""
+    how = {"protocol": PROTOCOL, "sampling": Sampling(temperature)}
+    blocks = play_blocks([jobs("a")], Script(up), lambda: made([]), **how)
+    at_once = play(jobs("a"), Script(up), lambda: made([]), **how)
+
+    assert {one.sharpened for one in (*blocks, *at_once)} == {temperature != 1}
 
 
 def test_worlds_are_closed_when_the_engine_raises():

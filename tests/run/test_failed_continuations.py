@@ -6,6 +6,7 @@ import pytest
 
 from perturn.data.run_paths import RunPaths
 from perturn.episodes.play_many import play
+from perturn.errors import EnvironmentFailure
 from perturn.measure.measure_run import Wanted, forecast_run, measure_run
 from perturn.types import Status
 
@@ -50,5 +51,26 @@ def test_continuations_that_fail_each_time_do_not_stop_a_repeated_measurement(ru
 
     monkeypatch.setattr("perturn.measure.play_points.play", failing)
 
-    assert measure_run(run, WANTED)["failed"] == sum('"failed"' in line for line in marked) > 16
+    again = measure_run(run, WANTED)
+    assert again["failed"] == sum('"failed"' in line for line in marked) > 16
+    size = file.stat().st_size
+    assert measure_run(run, WANTED) == again
+    assert file.stat().st_size == size, "a third call plays nothing"
+    file.unlink()
+
+
+def test_failures_of_a_stopped_call_count_in_the_next_one(run, monkeypatch):
+    """The share that may fail holds in each call, until all continuations were played."""
+    monkeypatch.chdir(run.parents[1])
+    file = RunPaths(run).continuations()
+
+    def failing(*given, **settings):
+        for one in play(*given, **settings):
+            yield replace(one, status=Status.FAILED, error="RuntimeError: gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("perturn.measure.play_points.play", failing)
+        for _ in range(5):
+            with pytest.raises(EnvironmentFailure, match=r"continuations: .* episodes failed"):
+                measure_run(run, WANTED)
     file.unlink()

@@ -113,7 +113,8 @@ def recipe_of(data: Path) -> Recipe | None:
     paths = RunPaths(data)
     if not paths.is_run:
         return None
-    own = [f"{key}={json.dumps(value)}" for key, value in model_beside(paths.recipe, data).items()]
+    beside = model_beside(paths.recipe, data.resolve())
+    own = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in beside.items()]
     return read_recipe(paths.recipe, own, code_files(data))
 
 

@@ -76,9 +76,9 @@ def episode(
                 f"{env.name} plays its episodes itself, and began at turn {whole.taken_over} in place of {kept}; its "
                 "play must begin at the turn of the job."
             )
-        return whole
-    played = yield from _turn_by_turn(env, job, protocol, policy, user_said)
-    return replace(played, sharpened=sharpened or (job.begun is not None and job.begun.sharpened))
+    else:
+        whole = yield from _turn_by_turn(env, job, protocol, policy, user_said)
+    return replace(whole, sharpened=sharpened or (job.begun is not None and job.begun.sharpened))
 
 
 def _turn_by_turn(

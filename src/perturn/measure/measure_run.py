@@ -140,7 +140,7 @@ def forecast_run(source: Path, wanted: Wanted) -> Forecast:
         world, planned = _planned(session, stage, explored, chosen)
         _inputs(run, stage)
         stored = read_continuations(run.paths.continuations(stage.mark))
-        done = [one for one in stored if one.outcome != "failed"]  # those are played again
+        done = [one for one in stored if one.outcome != "failed" or one.tries > 1]
         return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
 
 
@@ -281,8 +281,8 @@ def _unmeasured(played: Sequence[Continuation]) -> str:
     return (
         f"no turn has {FEWEST} continuations that count: of {len(played)} continuations, {outcomes.count('failed')} "
         f"failed with an error of the environment or the engine, and {outcomes.count('elsewhere')} did not come back "
-        "to their turn. The same command plays failed continuations again; `perturn check-env` says why an environment "
-        "does not come back."
+        "to their turn. The same command plays failed continuations once more; `perturn check-env` says why an "
+        "environment does not come back."
     )
 
 

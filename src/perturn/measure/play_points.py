@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def play_points(
 ) -> list[Continuation]:
     """Play the planned continuations that a file lacks, and return all planned continuations in the file.
 
-    FAILED continuations in the file are played again. If they fail again, they do not count towards
-    `worlds.max_failed`, so a finished measurement can be repeated, for example with other credits.
+    FAILED continuations of an earlier call are played again. If that call played all continuations, and no more FAILED
+    than `worlds.max_failed` allows, they are played only once more, and then do not count towards this limit. So a
+    finished measurement can be repeated, for example with other credits.
 
     Args:
         session: An open run.
@@ -44,12 +46,19 @@ def play_points(
     points = set(plan.points)
     total = len(points) * continuations
     with ContinuationFile(file) as store:
-        again = {(one.point, one.number) for one in store.found if one.outcome == "failed"}
-        store.drop_failed()
         failures = Failures(session.recipe.worlds.max_failed, total, concurrency)
         for one in store.found:
-            if one.outcome == "counted":
-                failures.note(None)
+            if one.outcome != "elsewhere":  # says nothing of errors
+                failures.note("no reason" if one.outcome == "failed" else None)
+        is_done = (
+            not any(plan.jobs(session.recipe.seed, continuations, store.found)) and not failures.too_many
+        )
+        tries = store.drop_failed(1 if is_done else inf)
+        if not is_done:
+            failures.restart(())
+            for one in store.found:
+                if one.outcome == "counted":
+                    failures.note(None)
         missing = list(plan.jobs(session.recipe.seed, continuations, store.found))
         if missing:
             planned = {(each.job.task.id, each.job.sample): each for each in missing}
@@ -61,9 +70,11 @@ def play_points(
                 played = play((each.job for each in missing), session.serve(policy, PLAIN), make, **how)
                 for episode in played:
                     ended = planned[episode.key].ended(episode)
+                    before = tries.get((ended.point, ended.number), 0)
+                    ended = replace(ended, tries=before + 1)
                     store.append(ended)
                     shown.advance()
-                    if ended.outcome != "elsewhere" and (ended.point, ended.number) not in again:
+                    if ended.outcome != "elsewhere" and not (is_done and before):
                         failures.add([episode]).refuse("continuations")
         return [one for one in store.found if one.point in points and one.number < continuations]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
-from math import fsum
+from math import fsum, inf
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -67,6 +67,8 @@ class Continuation:
     outcome: str = "counted"
     """`counted`; `failed`, if the environment or the engine raised an error; or `elsewhere`, if the environment did not
     return to the state of the point."""
+    tries: int = 1
+    """Number of times that it was played. `outcome` is the result of the last time."""
 
     @property
     def point(self) -> Point:
@@ -104,9 +106,19 @@ class ContinuationFile:
         self._file.append(line_of(one))
         self._found[one.point, one.number] = one
 
-    def drop_failed(self) -> None:
-        """Forget FAILED continuations, so that they are played again. The file keeps them until then."""
-        self._found = {key: one for key, one in self._found.items() if one.outcome != "failed"}
+    def drop_failed(self, tries: float = inf) -> dict[tuple[Point, int], int]:
+        """Forget FAILED continuations that were played at most `tries` times, so that they are played again.
+
+        The file keeps them until then.
+
+        Returns:
+            Point and number of each of these continuations -> number of times that it was played.
+        """
+        failed = {
+            key: one for key, one in self._found.items() if one.outcome == "failed" and one.tries <= tries
+        }
+        self._found = {key: one for key, one in self._found.items() if key not in failed}
+        return {key: one.tries for key, one in failed.items()}
 
     def __enter__(self) -> ContinuationFile:
         return self

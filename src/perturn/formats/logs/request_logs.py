@@ -47,6 +47,7 @@ _BODIES = ("body", "json", "data", "postData.text", "content.text")
 """Paths of the body in a request or response that also holds a URL and headers. The last two paths are for HAR files.
 """
 _OF_BODIES = {
+    *("finish_reason", "function_call", "stop_reason", "stopReason", "tool_calls"),
     *("candidates", "error", "input_tokens", "model", "object", "usage"),
     *("code", "detail", "errors", "generated_text", "generation_id", "message"),
 }
