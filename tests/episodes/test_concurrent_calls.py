@@ -48,7 +48,7 @@ def start(engine, *names):
 
 
 def test_no_episode_waits_for_a_slow_answer_to_another():
-    """The fast episodes end while the slow one waits for its first answer. Seeds are those of batches."""
+    """The fast episodes end while the slow one waits for its first answer. Seeds are the same as with batches."""
     engine = Concurrent()
     playing = start(engine, "slow", "a", "b")
 
