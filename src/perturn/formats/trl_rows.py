@@ -47,8 +47,7 @@ def from_trl(
 
     `Trajectory.prompt` never carries loss. It holds the leading system messages, and the messages of the row's prompt
     up to its last assistant message. Each later assistant message is an action, and the messages before it are its
-    observation. If a pair has no prompt, the common first messages of `chosen` and `rejected` are its prompt. Ids and
-    dates may differ.
+    observation. In a pair without a prompt, the first messages that both sides share are the prompt. Ids may differ.
 
     An assistant message is a turn without loss if it is empty or marked (`weight: 0`, `train: false`, `loss: false`,
     `loss_mask: 0`). A row that fits several formats is read as a pair if possible, and else as prompt and completion. A

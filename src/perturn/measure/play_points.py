@@ -47,18 +47,13 @@ def play_points(
     total = len(points) * continuations
     with ContinuationFile(file) as store:
         failures = Failures(session.recipe.worlds.max_failed, total, concurrency)
-        for one in store.found:
-            if one.outcome != "elsewhere":  # says nothing of errors
-                failures.note("no reason" if one.outcome == "failed" else None)
-        is_done = (
-            not any(plan.jobs(session.recipe.seed, continuations, store.found)) and not failures.too_many
-        )
+        _note(failures, store)
+        is_whole = not any(plan.jobs(session.recipe.seed, continuations, store.found))
+        is_done = is_whole and not failures.too_many
         tries = store.drop_failed(1 if is_done else inf)
         if not is_done:
             failures.restart(())
-            for one in store.found:
-                if one.outcome == "counted":
-                    failures.note(None)
+            _note(failures, store)
         missing = list(plan.jobs(session.recipe.seed, continuations, store.found))
         if missing:
             planned = {(each.job.task.id, each.job.sample): each for each in missing}
@@ -77,6 +72,13 @@ def play_points(
                     if ended.outcome != "elsewhere" and not (is_done and before):
                         failures.add([episode]).refuse("continuations")
         return [one for one in store.found if one.point in points and one.number < continuations]
+
+
+def _note(failures: Failures, store: ContinuationFile) -> None:
+    """Count the continuations in a file, except those that came elsewhere, which say nothing about errors."""
+    for one in store.found:
+        if one.outcome != "elsewhere":
+            failures.note("no reason" if one.outcome == "failed" else None)
 
 
 def rules(session: Session, policy: str) -> EpisodeProtocol:

@@ -163,9 +163,7 @@ def credit_run(
     for each in credits:
         _check_stored(each, recipe, explored, reference)
     if reference is not None:
-        if not any(policies_of(each.needs) & {ACTED, REFERENCE, START} for each in credits):
-            raise ConfigError(f"credit {section['name']!r} reads no reference; leave --reference out.")
-        path_of_policy(paths, recipe, reference)
+        _check_reference(paths, recipe, credits, section["name"], reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     _warn_of_filter(recipe)
     for stage in explored:
@@ -185,8 +183,17 @@ def credit_run(
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
 
 
+def _check_reference(
+    paths: RunPaths, recipe: Recipe, credits: Sequence[Credit], name: str, reference: str
+) -> None:
+    """Reject a reference that no credit reads, or that is no policy of the run."""
+    if not any(policies_of(each.needs) & {ACTED, REFERENCE, START} for each in credits):
+        raise ConfigError(f"credit {name!r} reads no reference; leave --reference out.")
+    path_of_policy(paths, recipe, reference)
+
+
 def _warn_of_filter(recipe: Recipe) -> None:
-    """Log if the run's row maker may leave out episodes by what `perturn credit` does not read."""
+    """Log a warning if the run's row maker may leave out episodes and reads inputs that `perturn credit` lacks."""
     if recipe.rows is not None and makes(recipe, "groups") and _reads_more(recipe.rows):
         says = "rows.name=%s may leave out episodes by what `perturn credit` does not read; none are left out here"
         _logger.warning(says, name_of(table("rows"), type(recipe.rows)))
