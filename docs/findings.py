@@ -171,7 +171,7 @@ FINDINGS = (
     ),
     Finding(
         "values",
-        "Among eight episodes, a value head chooses successes, and so does the shortest length; among single actions, "
+        "Among eight episodes, a value head chooses successes, whose last turns show the outcome; among single actions, "
         "the value head is not seen to help.",
         [
             *against("choose", "sampled", "value-8", "rerank-value-4"),
