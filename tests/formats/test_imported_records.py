@@ -1,5 +1,6 @@
 """Records that an import must read whole: nulls of Parquet, other roles, a success, and calls that cannot be read."""
 
+import base64
 import json
 
 import pyarrow
@@ -283,3 +284,69 @@ def test_a_call_after_its_answer_may_be_cut():
     for side in sides:
         (read,) = read_messages(side, "row", unread := set())
         assert (read.ended, unread) == (False, set())
+
+
+def har(text, *messages, **response):
+    """An entry of a HAR file, with the body of its response as text."""
+    request = {"postData": {"text": json.dumps({"messages": messages})}}
+    return {"request": request, "response": {"status": 200, "content": {"text": text}} | response}
+
+
+@pytest.mark.parametrize("as_message", [False, True])
+def test_the_billing_line_of_claude_code_is_no_instruction(as_message, bring):
+    """The line differs in each request, so that no request would extend an earlier request."""
+    records, messages = [], [user("q")]
+    for number in range(2):
+        parts = [f"x-anthropic-billing-header: cc_version=2.1.37; cch=fa{number};", "Be brief."]
+        system = [{"type": "text", "text": part} for part in parts]
+        record = call("a", *messages)
+        if as_message:
+            record["request"]["messages"].insert(0, {"role": "system", "content": system})
+        else:
+            record["request"]["system"] = system
+        records.append(record)
+        messages += [said("a"), user("more")]
+
+    _, (found,) = bring(*records)
+
+    assert found.prompt == ({"role": "system", "content": "Be brief."},)
+    assert len(found.turns) == 2
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_duration_of_a_call_is_not_its_time(begun, bring):
+    """A HAR file holds the duration under `time`. Without a start, the order of the log counts."""
+    first = {"time": 900.0} | har("a", user("q"))
+    second = {"time": 100.0} | har("b", user("q"), said("a"), user("more"))
+    records = [first, second]
+    if begun:
+        records = [
+            second | {"startedDateTime": "2026-01-01T00:00:02Z"},
+            first | {"startedDateTime": "2026-01-01T00:00:00Z"},
+        ]
+
+    _, (found,) = bring(*records)
+
+    assert [turn.action.text for turn in found.turns] == ["a", "b"]
+
+
+@pytest.mark.parametrize("failed", [{"status": 502}, {"status_code": 429}])
+def test_a_page_of_an_error_is_no_answer(failed, bring):
+    page = {"request": {"messages": [user("q")]}, "response": {"body": "<html>Bad gateway</html>"} | failed}
+
+    account, _ = bring(call("a", user("q")), page)
+
+    assert account.calls == {"turns": 1, "no_answer": 1}
+
+
+def test_a_body_in_base64_is_decoded(bring):
+    """A body that is no text, such as a compressed one, cannot be used."""
+    body = json.dumps({"choices": [{"message": said("a")}]}).encode()
+    texts = [base64.b64encode(each).decode() for each in (body, b"\x1f\x8b\xff")]
+    records = [har("", user("q"), content={"encoding": "base64", "text": text}) for text in texts]
+
+    account, (found,) = bring(*records)
+
+    assert found.turns[0].action.text == "a"
+    assert account.calls == {"turns": 1, "unsupported": 1}
+    assert "response.content.text: expected a text in base64" in next(account.shown_faults())

@@ -184,6 +184,41 @@ def test_the_score_of_a_response_is_of_its_only_continued_choice(continued, rewa
     assert found.total_reward == 1
 
 
+def test_calls_with_traces_of_their_own_are_grouped_by_their_messages(bring):
+    """LiteLLM gives each call its own trace. A score of a trace is the reward of its call."""
+    records = [each | {"trace_id": f"t{n}"} for n, each in enumerate(chat(None, "a", "b", "c"))]
+
+    account, (found,) = bring(*records, {"trace_id": "t1", "feedback": "up"})
+
+    assert [turn.reward for turn in found.turns] == [0.0, 1.0, 0.0]
+    assert (account.sequences, account.scores["used"]) == (1, 1)
+
+
+def test_tasks_of_one_call_keep_their_traces_and_scores(bring):
+    """Equal calls do not extend each other, and the answer `x` is not in the log."""
+    records = [call("a", user("q"), trace_id=f"t{n}", id=f"r{n}") for n in range(2)]
+    other = call("b", user("q"), said("x"), user("more"), trace_id="t2")
+    scores = [{"trace_id": f"t{n}", "feedback": value} for n, value in enumerate([1, 0.5, 0.25])]
+
+    _, found = bring(*records, other, *scores)
+
+    assert [(len(one.turns), one.total_reward) for one in found] == [(1, 1.0), (1, 0.5), (1, 0.25)]
+
+
+@pytest.mark.parametrize("text", ["redacted-by-litellm", "a... (litellm_truncated skipped 12982 chars) ...b"])
+def test_calls_whose_texts_litellm_cut_or_removed_have_no_answer(text, bring):
+    """Their scores belong to the last whole call. LiteLLM sends such texts to tracing services too."""
+    cut = call("a", user(text), session_id="s", feedback="up")
+    traced = {**GENERATION, "output": said(text)}
+
+    account, (found,) = bring(call("a", user("q"), session_id="s"), cut)
+    also, _ = bring(GENERATION | {"id": "h"}, traced)
+
+    assert account.calls == also.calls == {"turns": 1, "no_answer": 1}
+    assert found.total_reward == 1
+    assert "LiteLLM cut or removed a text of the call" in next(account.shown_faults())
+
+
 def test_the_episodes_of_a_task_are_not_in_memory_at_once(bring, monkeypatch):
     held, most = [], []
 

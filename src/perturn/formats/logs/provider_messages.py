@@ -12,6 +12,7 @@ OpenTelemetry's JSON schemas `gen-ai-input-messages.json` and `gen-ai-output-mes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,25 @@ _KEPT = ("role", "content", "name", "tool_call_id")
 """Keys that are kept of a message other than an answer."""
 _ITEMS = ("function_call", "function_call_output", "reasoning", "message")
 """Item types of the responses API that are read."""
+_BILLING = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;?)*\s*")
+"""Claude Code's line before its instructions, such as `x-anthropic-billing-header: cc_version=2.1.37; cch=fa690;`."""
+
+
+def without_billing_header(system: Any) -> Any:
+    """Return instructions without Claude Code's billing line, which differs in each request of a conversation.
+
+    Args:
+        system: A text, a text part, or a list of them.
+    """
+    if isinstance(system, str):
+        found = _BILLING.match(system)
+        return system[found.end() :] if found else system
+    if isinstance(system, Mapping) and "text" in system:
+        return {**system, "text": without_billing_header(system["text"])}
+    if isinstance(system, list):
+        parts = map(without_billing_header, system)
+        return [part for part in parts if part != "" and mapping(part).get("text") != ""]
+    return system
 
 
 def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ...]:
@@ -40,6 +60,7 @@ def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ..
     Raises:
         DataError: If a message has an unknown format, or holds something that training cannot use, such as an image.
     """
+    system = without_billing_header(system)
     head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
     return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
 
@@ -105,6 +126,8 @@ def _ours(message: Mapping[str, Any], where: str) -> Message:
     if message.get("role") == "assistant":
         return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
+    if kept.get("role") == "system" and "content" in kept:
+        kept["content"] = without_billing_header(kept["content"])
     return read_messages([kept], where, set())[0].message
 
 

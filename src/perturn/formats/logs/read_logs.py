@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -11,7 +13,7 @@ from perturn.formats.column_names import without_filled
 from perturn.formats.json_stream import Record
 from perturn.formats.logs.langfuse_observations import is_langfuse, read_langfuse
 from perturn.formats.logs.langsmith_runs import is_langsmith, read_langsmith
-from perturn.formats.logs.log_entries import Entry, Fields, LogFormat, LostEntry
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LogFormat, LostEntry, Score
 from perturn.formats.logs.log_values import mapping, unpacked
 from perturn.formats.logs.otel_spans import is_otel, read_otel
 from perturn.formats.logs.request_logs import is_request_log, read_request_logs
@@ -54,6 +56,10 @@ _LOOKED_AT = 100
 """Number of first records that are examined to recognise the format."""
 _ENVELOPES = ("data", "runs", "items", "logs", "log.entries")
 """Keys under which a response of an API, or a HAR file, holds a list of records."""
+_REDACTED = "redacted-by-litellm"
+"""Text that LiteLLM stores with `turn_off_message_logging`, itself or at a tracing service."""
+_CUT = re.compile(r"\.\.\. \(litellm_truncated (?:skipped )?\d+ chars")
+"""Text that LiteLLM puts in place of the middle of a long text."""
 
 
 def read_log(file: Location, format_name: str | None = None, fields: Fields | None = None) -> Iterator[Entry]:
@@ -77,8 +83,19 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
     for entry in FORMATS[chosen].read(passed, fields or Fields()):
         if isinstance(entry, LostEntry) and entry.why == "no_call" and not entry.reason:
             yield _of_another_format(entry, passed.last, chosen)
+        elif isinstance(entry, Call) and not _is_whole(entry):
+            yield LostEntry(entry.where, "no_answer", "LiteLLM cut or removed a text of the call.")
+            for one in (each for each in entry.scores if each.value is not None):
+                yield Score(one.name, one.value, entry.session or entry.trace or "")
         else:
             yield entry
+
+
+def _is_whole(call: Call) -> bool:
+    """Return whether a call has all its texts; LiteLLM may cut or remove some before it logs the call."""
+    said = [*call.messages, call.answer.message()]
+    removed = any(message.get("content") == _REDACTED for message in said)
+    return not removed and not _CUT.search(json.dumps([said, call.tools], default=str))
 
 
 def _as_written(record: Record) -> Record:

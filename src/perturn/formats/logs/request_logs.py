@@ -19,6 +19,7 @@ id.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,6 +68,7 @@ _SESSIONS = (
 _TRACES = ("trace_id", "traceId")
 _IDS = ("id", "call_id", "request_id", "requestId", "response_id", "completion_id", "generation_id")
 _TIMES = (
+    "startedDateTime",
     "startTime",
     "start_time",
     "request_created_at",
@@ -76,6 +78,8 @@ _TIMES = (
     "time",
     "created",
 )
+_FIRST_TIME = 1e8
+"""Earliest start of a call under `time`, in seconds since 1970. A smaller number is a duration, as in HAR files."""
 _Stored = dict[str, tuple[str | None, list[Any]]]
 """Conversations of the responses API: id of a response -> (id of the previous response, items after the previous
 response, including this response's items)."""
@@ -165,13 +169,22 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
             choice=index,
             session=session,
             trace=trace,
-            time=seconds(first(record, *_TIMES) or first(body, "created", "created_at")),
+            time=_time(record, body),
             tools=tools,
             model=str(first(body, "model") or first(request, "model") or record.get("model") or ""),
             scores=() if is_shared and index else scores,
             task=task_in(record, fields),
             note="" if unpacked(response, "") is response else _JSON_ANSWER,
         )
+
+
+def _time(record: Mapping[str, Any], body: Mapping[str, Any]) -> float | None:
+    """Return the start of a call, in seconds since 1970; None if neither its record nor its response has it."""
+    for name in _TIMES:
+        time = seconds(record.get(name))
+        if time is not None and (name != "time" or time >= _FIRST_TIME):
+            return time
+    return seconds(first(body, "created", "created_at"))
 
 
 def _before(request: Mapping[str, Any], where: str, stored: _Stored) -> str | None:
@@ -224,12 +237,26 @@ def _response(record: Mapping[str, Any]) -> Any:
     for name in _RESPONSES:
         given = record.get(name)
         if (found := joined(given)) not in (None, "", {}, []):
-            body = mapping(found)
-            inner = next((joined(held) for path in _BODIES if (held := at_path(body, path))), None)
-            response = found if inner is None else inner
+            inner = _body_in(mapping(found))
+            response = found if inner is None else joined(inner)
             is_json_text = isinstance(given, str) and found == unpacked(given, "")
             return given if is_json_text and not (_is_body(found) or _is_body(response)) else response
     return record if isinstance(record.get("choices"), list) else None
+
+
+def _body_in(response: Mapping[str, Any]) -> Any:
+    """Return the body of a response that also holds a URL and headers; None if it holds none.
+
+    Raises:
+        DataError: If the body is in base64, as in HAR files, and is no text.
+    """
+    found = next((held for path in _BODIES if (held := at_path(response, path))), None)
+    if not isinstance(found, str) or at_path(response, "content.encoding") != "base64":
+        return found
+    try:
+        return base64.b64decode(found).decode()
+    except ValueError as error:
+        raise DataError(f"response.content.text: expected a text in base64 ({error}).") from error
 
 
 def _is_body(held: Any) -> bool:
@@ -240,9 +267,12 @@ def _is_body(held: Any) -> bool:
 
 def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
     """Return whether a call has a response and reports no failure."""
-    status = first(record, "status_code", "response_status", "status")
-    failed = status in ("failure", "failed", "error") or (
-        isinstance(status, int) and not isinstance(status, bool) and status >= 400
+    wrapped = (mapping(held) for name in _RESPONSES if (held := record.get(name)) is not response)
+    statuses = [first(each, "status_code", "response_status", "status") for each in (record, *wrapped)]
+    failed = any(
+        status in ("failure", "failed", "error")
+        or (isinstance(status, int) and not isinstance(status, bool) and status >= 400)
+        for status in statuses
     )
     return not failed and not mapping(response).get("error") and bool(response)
 

@@ -32,11 +32,17 @@ create table episodes (n integer primary key, task text, policy text, calls inte
 create index by_task on episodes (task, abs(n));
 """
 """SQL that creates the tables. Indexes sort all queries, since sorted rows could fill the system's temporary folder."""
-_INDEXES = """
-create index by_episode on calls (episode, time, n);
+_GROUPED = """
 create index by_trace on calls (trace, time, n);
 create index by_session on calls (session, time, n);
+update calls set episode = coalesce(
+    's' || session,
+    (select 't' || trace from calls other where other.trace = calls.trace and other.n != calls.n limit 1)
+);
+create index by_episode on calls (episode, time, n);
 """
+"""SQL that assigns calls to the episodes of their sessions and traces. A trace with one call names no episode, since a
+proxy may give each call its own trace."""
 _SCORED = """
 update scores set n = coalesce(
     n,
@@ -206,10 +212,9 @@ class LogSpool:
         self._db.execute(
             "update calls set session = coalesce(session, (select session from traces where id = calls.trace))"
         )
-        self._db.execute("update calls set episode = coalesce('s' || session, 't' || trace)")
         if self._one("select count(*) from calls where time is null"):
             self._db.execute("update calls set time = null")  # then only the order of the log is known
-        self._db.executescript(_INDEXES)
+        self._db.executescript(_GROUPED)
         for n, data in self._db.execute("select n, data from calls where episode is null order by time, n"):
             self._db.execute("insert into continued values (?, ?)", (n, self._by_prefix(n, data)))
         self._db.execute(
@@ -218,7 +223,7 @@ class LogSpool:
         self._db.executescript(_SCORED)
 
     def _by_prefix(self, n: int, data: str) -> str:
-        """Return the episode that a call without session and trace continues, or a new episode."""
+        """Return the episode that a call without session or shared trace continues, or a new episode."""
         call = Logged(n, json.loads(data), None)
         sequences = Sequences(reads_thoughts=False)  # a client may strip thoughts
         asked = sequences.position(call.messages, call.tools)
