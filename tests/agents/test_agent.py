@@ -235,13 +235,13 @@ def test_what_an_agent_gets(tmp_path):
     code = (
         "import json, os, urllib.request as u\n"
         "task = json.load(open(os.environ['PERTURN_TASK']))\n"
-        "assert os.environ['PERTURN_SESSION'] + '/v1' == os.environ['OPENAI_BASE_URL']\n"
-        "assert os.environ['ANTHROPIC_BASE_URL'] == os.environ['PERTURN_SESSION']\n"
+        "env = os.environ; url = env['PERTURN_SESSION']\n"
+        "assert url + '/v1' == env['OPENAI_BASE_URL'] == env['OPENAI_API_BASE']\n"
+        "assert url == env['ANTHROPIC_BASE_URL'] == env['ANTHROPIC_API_URL']\n"
         "said = os.environ.get('MY_API_KEY'), os.environ.get('OTHER_API_KEY'), sorted(task)\n"
         "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': repr(said)}]}\n"
         "auth = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}\n"
-        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
-        "u.urlopen(u.Request(url, json.dumps(body).encode(), auth)).read()\n"
+        "u.urlopen(u.Request(url + '/v1/chat/completions', json.dumps(body).encode(), auth)).read()\n"
         "print('thanks'); print(0.5); print('bye')\n"
     )
     (tmp_path / "curious.py").write_text(code)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from perturn.errors import ConfigError, ContextFull, EngineFailure, ModelError
 from perturn.serve import Endpoint, ServeSettings
-from perturn.serve.protocols.chat import RESERVED
+from perturn.serve.protocols.common import RESERVED
 from perturn.types import Status
 from support.endpoint_calls import recorded
 from support.scripted import Scripted, action
@@ -146,6 +146,15 @@ def test_what_an_engine_cannot_answer(endpoint, engine, failure, status, code):
     assert (found.status_code, found.json()["error"]["code"]) == (status, code)
     assert stream.status_code == status
     assert endpoint.summary("fails")["turns"] == 0
+
+
+def test_an_anthropic_client_reads_that_the_context_is_full(endpoint, engine):
+    """Claude Code compacts its conversation when it reads these words."""
+    engine.answer = lambda prompt: ContextFull("no room")
+
+    error = send(endpoint, ANTHROPIC, GOOD | {"max_tokens": 5}).json()["error"]
+
+    assert (error["message"], error["code"]) == ("prompt is too long: no room", "context_length_exceeded")
 
 
 def test_what_cut_a_session_is_recorded(tmp_path):

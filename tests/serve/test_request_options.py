@@ -12,7 +12,7 @@ from perturn.serve.protocols.messages import Messages
 from perturn.serve.request_parser import read_conversation
 from perturn.serve.settings import read_settings
 from support.endpoint_calls import ASKED, ask, post, recorded, text
-from support.scripted import Scripted
+from support.scripted import Scripted, action
 
 SCHEMA = {"type": "object", "properties": {}}
 PATHS = {
@@ -43,6 +43,18 @@ PATHS = {
         ("/v1/responses", {"background": True}, {"background": False}),
         ("/v1/responses", {"conversation": "conv_1"}, {"conversation": None}),
         ("/v1/responses", {"prompt": {"id": "pmpt_1"}}, {"text": {"format": {"type": "text"}}}),
+        ("/v1/responses", {"max_tokens": 7}, {"max_output_tokens": 7}),
+        ("/v1/responses", {"stop": ["X"]}, {"stop": []}),
+        (
+            "/v1/responses",
+            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "text"}},
+        ),
+        ("/v1/messages", {"stop": ["X"]}, {"stop_sequences": ["X"]}),
+        ("/v1/messages", {"n": 3, "seed": 1}, {"n": 1}),
+        ("/v1/messages", {"chat_template_kwargs": {"tools": []}}, {"chat_template_kwargs": {}}),
+        ("/v1/chat/completions", {"enable_thinking": False}, {"repeat_penalty": 1.0}),
+        ("/v1/chat/completions", {"regex": "a+"}, {"regex": None}),
     ],
 )
 def test_an_option_that_would_change_the_answer_is_not_ignored(endpoint, path, option, neutral):
@@ -50,6 +62,41 @@ def test_an_option_that_would_change_the_answer_is_not_ignored(endpoint, path, o
 
     assert post(endpoint, path, body | neutral).status_code == 200
     assert post(endpoint, path, body | option).status_code == 400
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_template_variables_reach_the_policy(endpoint, engine, path):
+    variables = {"enable_thinking": False}
+
+    assert (
+        post(endpoint, path, {"model": "p", "chat_template_kwargs": variables, **PATHS[path]}).status_code
+        == 200
+    )
+    assert engine.asked[0].template_kwargs == variables
+
+
+def test_sampling_of_the_endpoint_overrides_requests(tmp_path):
+    """Without it, a request at temperature 0 makes its session useless for some losses, and is counted."""
+    counts = []
+    for number, own in enumerate(({}, {"temperature": 1.0, "top_p": 1.0})):
+        with Endpoint(Scripted(), ServeSettings(**own), record=tmp_path / str(number)) as endpoint:
+            for path in ("/s/a/v1/chat/completions", "/s/b/v1/chat/completions"):
+                ask(endpoint, path, temperature=float("/b/" in path))
+                post(endpoint, f"{path[:4]}/reward", {"reward": 1.0})
+            counts.append(endpoint.counts().get("sharpened", 0))
+        assert sum(each.sharpened for each in recorded(tmp_path / str(number))) == counts[-1]
+
+    assert counts == [1, 0]
+
+
+def test_without_tool_choice_calls_of_a_server_become_text(endpoint, engine):
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "bed"}}}
+    engine.answer = lambda prompt: action("I look.", tool_calls=(call,))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+
+    (choice,) = ask(endpoint, tools=tools, tool_choice="none").json()["choices"]
+    assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("stop", None)
+    assert choice["message"]["content"].startswith('I look.\n[{"type": "function"')
 
 
 def test_anthropics_schema_is_the_schema_of_chat_completions():

@@ -25,6 +25,28 @@ def test_unnamed_agents_with_the_same_first_answer_keep_their_sessions(endpoint)
     assert [endpoint.summary(name)["turns"] for name in continued] == [2, 2]
 
 
+def test_a_conversation_of_claude_code_is_one_session(endpoint):
+    """Its first system block differs in each request. A router may join the blocks."""
+    names, messages = set(), list(ASKED)
+    for cch in ("fa690", "36ee5", "0aaa9", "fa690"):
+        header = f"x-anthropic-billing-header: cc_version=2.1.37.{cch[:3]}; cc_entrypoint=cli; cch={cch};"
+        system = [{"type": "text", "text": text} for text in (header, "You are Claude Code; be brief.")]
+        body = {"model": "p", "max_tokens": 5, "system": system, "messages": messages}
+        if cch == "0aaa9":
+            body["system"] = f"{header}\nYou are Claude Code; be brief."
+        found = post(endpoint, "/v1/messages", body)
+        names.add(found.headers["x-perturn-session"])
+        answer = {"role": "assistant", "content": found.json()["content"]}
+        messages += [answer, {"role": "user", "content": "And?"}]
+
+    (name,) = names
+    episode = endpoint.trajectory(name)
+    routed = ask(endpoint, messages=[{"role": "system", "content": body["system"]}, *messages])
+    assert routed.headers["x-perturn-session"] == name
+    assert [turn.follows for turn in episode.turns] == [None] * 4
+    assert episode.prompt == ({"role": "system", "content": "You are Claude Code; be brief."},)
+
+
 def test_at_the_limit_the_longest_idle_unnamed_session_is_cut(tmp_path):
     """Named sessions stay: with one of them and one unnamed session open, only the unnamed session is cut."""
     with Endpoint(Scripted(), ServeSettings(max_sessions=2), record=tmp_path) as endpoint:

@@ -379,7 +379,7 @@ def read_action(action: Action, ask: Ask) -> Answer:
     if action.reasoning:
         action = replace(action, reasoning=mended(action.reasoning))
     written = action.text  # with its tool calls, in which a stop text may stand
-    if fault((action.text, action.tool_calls), "action"):
+    if fault((action.text, action.tool_calls), "action") or (action.tool_calls and not ask.reads_calls):
         action = as_text(action)
     elif ask.tools and ask.reads_calls:
         action, _ = understand(action, ask.tools)

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from perturn.engines.engine_process import EngineLine, EngineProcess
 from perturn.engines.engine_thread import Answered, EngineThread, explained
@@ -49,8 +51,8 @@ class Answering:
         """Number of prompts that wait for an answer."""
         return len(self._waiting)
 
-    def check(self, ask: Ask) -> None:
-        """Check that the endpoint and its engine can serve a request.
+    def checked(self, ask: Ask) -> Ask:
+        """Check that the endpoint and its engine can serve a request, and return it with the endpoint's own sampling.
 
         Raises:
             Refusal: If a limit is reached, or the engine does not support a parameter.
@@ -83,6 +85,8 @@ class Answering:
                     400, f"more than {_VARIABLES} different values.", "invalid_value", "chat_template_kwargs"
                 )
             self._variables.add(variables)
+        own: dict[str, Any] = {"temperature": settings.temperature, "top_p": settings.top_p}
+        return replace(ask, **{key: value for key, value in own.items() if value is not None})
 
     async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
         """Return the engine's answers to prompts. If the client disconnects, sampling is cancelled.

@@ -180,7 +180,7 @@ class SessionManager:
         Raises:
             Refusal: If a message is malformed, a parameter is not supported, or there is no such response.
         """
-        self._answering.check(ask)
+        ask = self._answering.checked(ask)
         previous = ask.extra.get("previous")
         if previous is not None:
             session = self._of_response.get(previous)
@@ -319,8 +319,7 @@ class SessionManager:
             self._restore(session)
             raise Refusal(503, f"the session stays open: {named_error(failure)}", "not_recorded") from failure
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
-        if session.agents > 1:
-            self.counts["shared"] += 1
+        self.counts += Counter(shared=session.agents > 1, sharpened=trajectory.sharpened)
         return trajectory
 
     def _trajectory(self, session: Session, truncated: bool, error: str | None) -> Trajectory:

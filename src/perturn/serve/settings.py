@@ -48,6 +48,11 @@ class ServeSettings:
     """Token limit of an answer if the request sets none."""
     max_new_tokens: Annotated[int, _COUNT] = 8192
     """Largest token limit of an answer. A longer answer is cut, with the finish reason `length`."""
+    temperature: Annotated[float, Bound(least=0)] | None = None
+    """Sampling temperature of all answers, without unit; None: the temperature in each request. Set it and `top_p` to 1
+    if a loss such as `ppo-clip` trains on the sessions."""
+    top_p: Annotated[float, Bound(above=0, most=1)] | None = None
+    """Probability mass of nucleus sampling of all answers, in (0, 1]; None: the value in each request."""
     max_choices: Annotated[int, _COUNT] = 16
     """Largest number of answers to a request (parameter `n`)."""
     heartbeat_seconds: Annotated[float, _SECONDS] = 10.0

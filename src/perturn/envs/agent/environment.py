@@ -239,9 +239,12 @@ class Agent:
             "NO_PROXY": hosts,
             "no_proxy": hosts,
             "OPENAI_BASE_URL": f"{line.url}/v1",
+            "OPENAI_API_BASE": f"{line.url}/v1",  # LangChain reads OPENAI_API_BASE and ANTHROPIC_API_URL first
             "OPENAI_API_KEY": line.key,
             "ANTHROPIC_BASE_URL": line.url,
+            "ANTHROPIC_API_URL": line.url,
             "ANTHROPIC_API_KEY": line.key,
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # its text differs in each request
             "PERTURN_SESSION": line.url,
             "PERTURN_SEED": str(seed),
             "PYTHONUNBUFFERED": "1",

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from perturn.formats.logs.provider_messages import without_billing_header
 from perturn.serve.exchange import Answer, Ask, Call, Refusal, Reply
 from perturn.serve.protocols.common import (
-    Strict,
-    check_plain,
+    AskBody,
+    Limit,
     check_tools,
     event,
     new_id,
@@ -20,37 +21,15 @@ from perturn.serve.protocols.common import (
     usage_of,
 )
 
-RESERVED = frozenset(
-    (
-        *(
-            "chat_template",
-            "continue_final_message",
-            "conversation",
-            "documents",
-            "max_length",
-            "messages",
-            "padding",
-        ),
-        *("add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self"),
-        *("sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
-    )
-)
-"""Names that template variables cannot have, since they are arguments of `apply_chat_template`."""
-Temperature = Annotated[float, Field(ge=0, le=2)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-Limit = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class ChatRequest(Strict):
+class ChatRequest(AskBody):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=100_000)]
-    model: str
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     stop: str | list[str] | None = None
@@ -58,9 +37,7 @@ class ChatRequest(Strict):
     n: Annotated[int, Field(ge=1, le=10**6)] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Chat:
@@ -73,30 +50,21 @@ class Chat:
             Refusal: If the body is malformed, or a parameter is not supported.
         """
         found = read_body(ChatRequest, body)
-        check_plain(found.chat_template_kwargs, "chat_template_kwargs")
-        if reserved := sorted(RESERVED & (found.chat_template_kwargs or {}).keys()):
-            raise Refusal(
-                400,
-                f"chat_template_kwargs: {reserved[0]!r} is not a variable of a template. Leave it out.",
-                "invalid_value",
-                "chat_template_kwargs",
-            )
+        first, *later = found.messages
+        if first.get("role") == "system":
+            first = {**first, "content": without_billing_header(first.get("content"))}
         return Ask(
-            found.messages,
-            found.model,
-            check_tools(found.tools or []),
-            found.chat_template_kwargs or {},
-            1.0 if found.temperature is None else found.temperature,
-            1.0 if found.top_p is None else found.top_p,
-            found.max_completion_tokens or found.max_tokens,
-            texts(found.stop),
-            found.seed,
-            found.n or 1,
-            wanted_format(found.response_format, "response_format"),
-            bool(found.logprobs),
-            found.tool_choice != "none",
-            bool(found.stream),
+            [first, *later],
+            tools=check_tools(found.tools or []),
+            max_tokens=found.max_completion_tokens or found.max_tokens,
+            stop=texts(found.stop),
+            seed=found.seed,
+            n=found.n or 1,
+            response_format=wanted_format(found.response_format, "response_format"),
+            logprobs=bool(found.logprobs),
+            reads_calls=found.tool_choice != "none",
             extra={"usage": bool((found.stream_options or {}).get("include_usage"))},
+            **found.checked(),
         )
 
     def new_id(self) -> str:

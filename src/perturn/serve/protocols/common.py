@@ -6,54 +6,51 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perturn.errors import did_you_mean
 from perturn.io.plain_data import fault
 from perturn.serve.exchange import Ask, Refusal, Reply
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "top_k": (-1, 0),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "top_logprobs": (0,),
-    "best_of": (1,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
-    "continue_final_message": (False,),
+    **dict.fromkeys(
+        ("allowed_token_ids", "structural_tag", "structured_outputs", "truncate_prompt_tokens"), ()
+    ),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
+    **dict.fromkeys(("chat_template", "ebnf", "enable_thinking", "grammar", "json_schema", "regex"), ()),
+    **dict.fromkeys(("container", "conversation", "prompt", "web_search_options"), ()),
+    **dict.fromkeys(
+        ("max_completion_tokens", "max_new_tokens", "max_output_tokens", "max_tokens", "seed"), ()
+    ),
+    **dict.fromkeys(("dry_multiplier", "frequency_penalty", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("presence_penalty", "top_a", "top_logprobs", "xtc_probability"), (0,)),
+    **dict.fromkeys(
+        ("best_of", "length_penalty", "n", "repeat_penalty", "repetition_penalty", "typical_p"), (1,)
+    ),
+    **dict.fromkeys(("add_special_tokens", "background", "continue_final_message", "echo"), (False,)),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "logprobs", "use_beam_search"), (False,)),
+    **dict.fromkeys(("bad_words", "functions", "logits_processors", "mcp_servers", "stop_token_ids"), ([],)),
+    **dict.fromkeys(("instructions", "stop", "stop_sequences", "system"), ("", [])),
     "add_generation_prompt": (True,),
-    "echo": (False,),
-    "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "conversation": (),
-    "prompt": (),
-    "background": (False,),
-    "container": (),
     "function_call": ("auto", "none"),
-    "mcp_servers": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "top_k": (-1, 0),
     "truncation": ("disabled",),
-    "web_search_options": (),
 }
-"""Unsupported parameter -> its accepted values besides null, which have no effect on the answer."""
+"""Parameter that changes the answer -> its accepted values besides null if the protocol does not declare it."""
+RESERVED = frozenset(
+    (
+        *("chat_template", "continue_final_message", "conversation", "documents", "max_length", "messages"),
+        *("add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self"),
+        *("padding", "sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+"""Names that template variables cannot have, since they are arguments of `apply_chat_template`."""
+Limit = Annotated[int, Field(ge=1, le=10**9)]
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 
@@ -62,6 +59,35 @@ class Strict(BaseModel):
     """Base class of request bodies. Unknown keys are ignored, unless they change the answer."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class AskBody(Strict):
+    """Base class of the bodies of model requests."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def checked(self) -> dict[str, Any]:
+        """Return the arguments of `Ask` that all protocols share.
+
+        Raises:
+            Refusal: If a template variable cannot be rendered.
+        """
+        variables, key = self.chat_template_kwargs or {}, "chat_template_kwargs"
+        check_plain(variables, key)
+        if reserved := sorted(RESERVED & variables.keys()):
+            said = f"{key}: {reserved[0]!r} is not a variable of a template. Leave it out."
+            raise Refusal(400, said, "invalid_value", key)
+        return {
+            "model": self.model,
+            "template_kwargs": variables,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "stream": bool(self.stream),
+        }
 
 
 class OwnBody(Strict):

@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from perturn.formats.logs.provider_messages import without_billing_header
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
-from perturn.serve.protocols.chat import Limit, TopP, wanted_format
+from perturn.serve.protocols.chat import wanted_format
 from perturn.serve.protocols.common import (
+    AskBody,
+    Limit,
     Strict,
     check_tools,
     event,
@@ -44,21 +47,17 @@ class _Tool(Strict):
     input_schema: dict[str, Any]
 
 
-class MessagesRequest(Strict):
+class MessagesRequest(AskBody):
     """Body of `POST /v1/messages`."""
 
     messages: Annotated[list[_Message], Field(min_length=1, max_length=100_000)]
-    model: str
     max_tokens: Limit
     system: str | list[dict[str, Any]] | None = None
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: TopP | None = None
     stop_sequences: list[str] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
-    stream: bool | None = None
 
 
 class Messages:
@@ -71,7 +70,8 @@ class Messages:
             Refusal: If the body is malformed, or a parameter is not supported.
         """
         found = read_body(MessagesRequest, body)
-        system = [{"role": "system", "content": found.system}] if found.system else []
+        instructions = without_billing_header(found.system)
+        system = [{"role": "system", "content": instructions}] if instructions else []
         said = [each for index, message in enumerate(found.messages) for each in _split(message, index)]
         if said[-1]["role"] == "assistant":
             raise Refusal(
@@ -84,15 +84,12 @@ class Messages:
             key, form = "output_config.format", (found.output_config or {}).get("format")
         return Ask(
             [*system, *said],
-            found.model,
-            check_tools([_function(tool) for tool in found.tools or []]),
-            temperature=1.0 if found.temperature is None else found.temperature,
-            top_p=1.0 if found.top_p is None else found.top_p,
+            tools=check_tools([_function(tool) for tool in found.tools or []]),
             max_tokens=found.max_tokens,
             stop=texts(found.stop_sequences),
             response_format=wanted_format(form, key),
             reads_calls=(found.tool_choice or {}).get("type") != "none",
-            stream=bool(found.stream),
+            **found.checked(),
         )
 
     def new_id(self) -> str:
@@ -144,7 +141,9 @@ class Messages:
     def refusal(self, error: Refusal) -> dict[str, Any]:
         """Return an error as JSON data."""
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        is_full = error.code == "context_length_exceeded"  # Claude Code compacts when it reads these words
+        said = f"prompt is too long: {error.message}" if is_full else error.message
+        return {"type": "error", "error": {"type": kind, "message": said, "code": error.code}}
 
     def failed(self, error: Refusal) -> str:
         """Return an error as a server-sent event."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perturn.formats.logs.provider_messages import without_billing_header
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
-from perturn.serve.protocols.chat import Limit, Temperature, TopP, openai_error, wanted_format
+from perturn.serve.protocols.chat import openai_error, wanted_format
 from perturn.serve.protocols.common import (
-    Strict,
+    AskBody,
+    Limit,
     check_tools,
     event,
     new_id,
@@ -21,20 +23,16 @@ _THOUGHT = {"role", "content", "reasoning_content"}
 """Keys of a message that contains only a thought."""
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(AskBody):
     """Body of `POST /v1/responses`."""
 
     input: str | list[dict[str, Any]]
-    model: str
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     max_output_tokens: Limit | None = None
     text: dict[str, Any] | None = None
-    stream: bool | None = None
 
 
 class Responses:
@@ -48,26 +46,24 @@ class Responses:
         """
         found = read_body(ResponsesRequest, body)
         items = [{"role": "user", "content": found.input}] if isinstance(found.input, str) else found.input
-        system = [{"role": "system", "content": found.instructions}] if found.instructions else []
+        instructions = without_billing_header(found.instructions)
+        system = [{"role": "system", "content": instructions}] if instructions else []
         messages = [*system, *_messages(items)]
         if not messages:
             raise Refusal(400, "input: expected text or items, got none.", "invalid_value", "input")
         return Ask(
             messages,
-            found.model,
-            check_tools([_function(tool, index) for index, tool in enumerate(found.tools or [])]),
-            temperature=1.0 if found.temperature is None else found.temperature,
-            top_p=1.0 if found.top_p is None else found.top_p,
+            tools=check_tools([_function(tool, index) for index, tool in enumerate(found.tools or [])]),
             max_tokens=found.max_output_tokens,
             response_format=wanted_format((found.text or {}).get("format"), "text.format"),
             reads_calls=found.tool_choice != "none",
-            stream=bool(found.stream),
             param="input",
             extra={
                 "previous": found.previous_response_id,
                 "instructions": found.instructions,
                 "tools": found.tools or [],
             },
+            **found.checked(),
         )
 
     def new_id(self) -> str:
