@@ -1,11 +1,14 @@
 """Options of the command line that belong to another option or are out of range, Ctrl-C, and other systems."""
 
+import io
 import math
 import resource
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+from perturn.cli import main
 from perturn.cli._base import say_json
 
 
@@ -127,3 +130,14 @@ def test_a_command_in_a_message_quotes_its_path(perturn, tmp_path):
     _, printed, _ = perturn("init", file, "--from", "demo")
 
     assert f"next: perturn run '{file}' --dry-run" in printed
+
+
+def test_a_latin_1_terminal_shows_other_characters_as_escapes(monkeypatch):
+    """The headline of a run has an arrow."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr("perturn.cli.app", lambda: print("0.1 → 0.2", flush=True))
+
+    main()
+
+    assert written.getvalue() == b"0.1 \\u2192 0.2\n"

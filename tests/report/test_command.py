@@ -1,5 +1,6 @@
 """`perturn report`: of one run, of several, and of a run whose recipe is of another version."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturn.cli import main
+from perturn.report import _page_path
 
 
 @pytest.fixture
@@ -56,3 +58,14 @@ def test_the_page_of_a_study_is_written_in_its_folder(perturn, tmp_path):
     for name, more in given:
         code, _, said = perturn("report", study, *more)
         assert (code, said) == (2, f"error: {name} belongs to a report of runs; {remedy}.\n")
+
+
+def test_the_page_of_many_runs_has_a_short_name(tmp_path):
+    """The hash tells other runs with the same first name apart."""
+    paths = [tmp_path / f"alfworld_qwen3-4b_tlm-dre_seed-{seed}-é" for seed in range(8)]
+
+    names = [_page_path(each).name for each in (paths, paths[:-1], paths[:2])]
+
+    assert re.fullmatch(r"report-alfworld_qwen3-4b_tlm-dre_seed-and-7-others-[0-9a-f]{8}\.html", names[0])
+    assert len(set(names)) == 3
+    assert names[2] == f"report-{paths[0].name}-{paths[1].name}.html"

@@ -78,3 +78,12 @@ def test_a_failed_episode_scores_0_and_says_why(run, make):
         "error": "FAILED: EngineFailure: go",
         "turns": [],
     }
+
+
+def test_a_prompt_of_one_episode_is_stored_with_it(run, make):
+    """The twelve evaluated episodes share a prompt, which the index holds."""
+    page = make.page_of(run)
+
+    _, body, _ = page.episode(set="trajectories/explore", task="p1")
+    assert body["prompts"] == {str(body["prompt"]): [["system", "Play. explored1"]]}
+    assert page.piece("index")["prompts"] == [[["system", "Play. go"]], *[None] * 4]

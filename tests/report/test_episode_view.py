@@ -118,6 +118,20 @@ def test_reasoning_and_calls_without_a_text_are_shown():
     assert body(_trajectory(both), 0, {})["turns"][0]["h"] == "I look.\nSo."
 
 
+@pytest.mark.parametrize(
+    ("text", "calls", "expected"),
+    [
+        ("Thought: " + "long " * 50 + "\nAction: open cabinet 3", (), "open cabinet 3"),
+        ("<think>So.</think>I look.", ({"name": "look"},), '{"name": "look"}\nI look.'),
+        ("<think>Never ends", (), "<think>Never ends"),
+        ("<think>Only a thought</think>", (), "<think>Only a thought</think>"),
+    ],
+)
+def test_an_action_in_a_column_is_without_its_thought(text, calls, expected):
+    """Columns and hovers show only the start of an action."""
+    assert action_text(Action(text, tool_calls=calls)) == expected
+
+
 def test_a_confidence_is_at_most_one():
     """A file of others may hold a log-probability above 0, whose exponential is too large for a float."""
     assert own_confidence(Turn((), Action("a", (1,), (1000.0,)))) == 1.0

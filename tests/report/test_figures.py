@@ -4,7 +4,8 @@ import pytest
 
 from perturn.report import summarize
 from perturn.report.figures.score_figures import errors_by_turn, passes_by_episodes, success_by_length
-from perturn.report.figures.turn_figures import values_by_turn
+from perturn.report.figures.training_curves import Chart, metric_lines
+from perturn.report.figures.turn_figures import confidence_bars, values_by_turn
 from perturn.stats import cluster_interval, rate_interval
 
 
@@ -237,3 +238,25 @@ def test_episodes_of_a_task_are_one_cluster_in_success_by_length():
     assert five.error_y.array[0] == pytest.approx(found.high - 0.4)
     assert one.error_y.array[0] == pytest.approx(rate_interval(4, 10).high - 0.4)
     assert five.customdata[0][1] == 50
+
+
+def test_many_weights_have_a_colour_bar():
+    """Seven weights; six have an entry of the legend each."""
+    side = {"confidence": [0.5] * 7, "weight": [float(n) for n in range(7)]}
+    fewer = {key: values[:6] for key, values in side.items()}
+
+    many, few = confidence_bars(side, ["go"] * 7, None), confidence_bars(fewer, ["go"] * 6, None)
+
+    (bars,) = many.data
+    assert list(bars.marker.color) == side["weight"]
+    assert (many.layout.showlegend, bars.marker.colorbar.title.text) == (False, "weight")
+    assert (few.layout.showlegend, len(few.data)) == (True, 6)
+
+
+def test_runs_with_the_same_colour_have_other_dashes():
+    """There are five colours."""
+    rows = [{"step": step, "a/chosen": 0.5, "a/rejected": 0.5} for step in range(3)]
+    figure = metric_lines({f"run {n}": rows for n in range(12)}, Chart("a", ("a/chosen", "a/rejected")))
+
+    styles = [(trace.line.color, trace.line.dash) for trace in figure.data]
+    assert len(set(styles)) == len(styles) == 24

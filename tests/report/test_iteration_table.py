@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from perturn.analysis.run_contents import read_run
+from perturn.analysis.run_summary import set_rows
 from perturn.data.episode_outcomes import read_outcomes
 from perturn.data.file_seals import seal
 from perturn.data.group_account import read_credits, write_credits
@@ -291,7 +293,7 @@ def test_the_group_with_the_widest_spread_is_side_by_side(online, make):
     heat = page.figure("group-0")["data"][0]
     assert heat["z"] == [[0.5, 1.0, None], [-0.5, -1.0, -1.5]]
     assert heat["y"] == ["#0, 1.00", "#1, 0.00"]
-    assert heat["customdata"][0][1] == "Action: go 1 (invalid)"
+    assert heat["customdata"][0][1] == "go 1 (invalid)"
 
 
 @pytest.mark.parametrize("within", ["group-pairs", "corrections"])
@@ -351,3 +353,19 @@ def test_small_numbers_keep_their_digits_and_a_missing_number_is_empty(online, m
     assert '<td data-value="0.0004">0.0004</td><td data-value="0.0125">1.2\u00a0%</td>' in page
     assert '<td data-value="1234.5">1,234</td>' in page
     assert page.count('<td data-value="">–</td>' * 4) == 1
+
+
+def test_an_unfinished_exploration_without_iterations_is_left_out_and_noted(run, make):
+    """Its first episodes are short. An unfinished training is shown, with a note."""
+    make.manifest(
+        run, stages={name: {"seconds": 1.0, "counts": {}, "done": False} for name in ("explore", "align")}
+    )
+
+    found = read_run(run)
+
+    assert [row["explored"] for row in summarize(run)["iterations"]] == []
+    assert "explored trajectories" not in [row["name"] for row in set_rows(found)]
+    notes = [note for note in found.notes if "is not finished" in note]
+    assert [note.partition(" is not")[0] for note in notes] == ["The stage explore", "The stage align"]
+    assert ["left out of all numbers" in note for note in notes] == [True, False]
+    assert "exploration not finished" in [each["label"] for each in make.page_of(run).piece("index")["sets"]]

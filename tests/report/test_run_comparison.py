@@ -200,3 +200,11 @@ def test_an_evaluation_that_begins_while_a_run_is_read_is_left_out(two, make, mo
     monkeypatch.setattr(run_contents, "read_manifest", read_and_begin)
 
     assert list(read_run(two[0]).evaluation) == ["base", "sft", "tlm-dre"]
+
+
+def test_side_by_side_shows_the_first_run_on_the_left(two, make):
+    """The verdict is the further run minus the first run, and the page shows right minus left."""
+    assert make.page_of(*two).piece("index")["compare"][0] == [
+        "one/evaluation/tlm-dre",
+        "other/evaluation/tlm-dre",
+    ]

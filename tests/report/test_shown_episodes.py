@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.analysis.episode_numbers import numbers_of
 from perturn.data.store import read_pairs, write_pairs
+from perturn.errors import StorageError
 from perturn.report import episode_index, summarize, write_report
 from perturn.types import PreferencePair
 
@@ -102,3 +104,37 @@ def test_a_summary_reads_no_file_that_only_the_page_shows(run):
         (run / name).write_text("nonsense\n")
 
     assert summarize(run) == before
+
+
+def test_a_set_is_cut_at_the_end_of_a_task_and_names_the_size_of_cut_groups(large, make, monkeypatch):
+    """Of three samples a task, four shown episodes are one group. Of three other tasks, the side of a pair is shown."""
+    monkeypatch.setattr(episode_index, "most_informative", lambda run: ())
+    sides = [pair.rejected for pair in read_pairs(large / "pairs.jsonl")]
+    (large / "trajectories" / "explore.jsonl").unlink()
+    played = [replace(one, sample=sample) for one in sides for sample in range(3)]
+    make.put(large / "trajectories" / "explore.jsonl", played)
+
+    index = make.page_of(large).piece("index")
+
+    explored = next(each for each in index["sets"] if each["name"].endswith("explore"))
+    assert explored["part"] == "6 of 60"
+    assert list(explored["samples"].values()) == [3] * 3
+
+
+def test_of_a_task_with_very_many_samples_the_first_are_shown(monkeypatch, make):
+    monkeypatch.setattr(episode_index, "SHOWN", 4)
+    played = [numbers_of(replace(make.trajectory("t", 0.0), sample=sample)) for sample in range(9)]
+
+    assert [one.sample for one in episode_index._chosen(played)] == [0, 1, 2, 3]
+
+
+def test_a_page_elsewhere_needs_no_writable_run(run, tmp_path, caplog):
+    """A folder has the name of the summary, which therefore cannot be written."""
+    (run / "summary.json").mkdir()
+    with pytest.raises(StorageError, match="summary"):
+        write_report(run)
+
+    page = write_report(run, output=tmp_path / "elsewhere.html")
+
+    assert page.is_file()
+    assert [line for line in caplog.messages if "summary.json" in line and "cannot be written" in line]

@@ -12,6 +12,7 @@ from rich.console import Console
 from perturn.display import progress_bars
 from perturn.display.episode_progress import Turns, episode_bar
 from perturn.display.progress_bars import Pace, Screen, Tokens, Work, clock
+from perturn.display.visible_console import VisibleConsole
 from perturn.episodes.episode import Job
 from perturn.types import Action, EpisodeProtocol, Prompt, Task, Trajectory, Turn
 
@@ -241,3 +242,11 @@ def test_a_resumed_stage_shows_no_success_rate_of_its_last_episodes(shown):
         hear(replace(ended(last, 3), success=False))
 
         assert work.note == "0 solved in this call"
+
+
+def test_a_file_has_no_live_display_although_colours_are_forced(monkeypatch):
+    """Rich takes any stream for a terminal then."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = VisibleConsole(file=io.StringIO())
+
+    assert (console.is_terminal, console.is_interactive) == (True, False)

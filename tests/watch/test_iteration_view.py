@@ -9,7 +9,7 @@ import pytest
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.data.run_folder import Run
-from perturn.watch import Watcher, ledger
+from perturn.watch import Stage, State, Watcher, ledger
 from perturn.watch.alarms import Alarm
 from perturn.watch.iteration_view import Iteration, Tail, parse_metrics
 from support.watched import RECIPE, episode, shown
@@ -189,3 +189,15 @@ def test_the_score_of_an_unfinished_evaluation_is_marked(online):
 
     assert [(one.policy, one.unfinished) for one in state.scores] == [("base", False), ("ppo-clip-008", True)]
     assert shown(state).count("2 so far") == 1
+
+
+def test_a_narrow_screen_shows_the_names_of_the_stages():
+    """No stage has used memory yet; its column is left out."""
+    stages = [
+        Stage("explore-004", "running", 50, 128, "episodes", 1.5, 70, 300),
+        Stage("align-004", "waiting"),
+    ]
+    told = shown(State("runs/x", "running", "", stages, [], {}, [], [], 1, None), width=48)
+
+    assert "explore-004   running    50/128  1.5/s" in told
+    assert "memory" not in told

@@ -50,12 +50,21 @@ def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) ->
     return [each for each in found if each.explored or each.counts]
 
 
+def is_explored(stages: Mapping[str, Mapping[str, Any]], mark: str) -> bool:
+    """Return whether the exploration of an iteration is finished. Until then, the first episodes to end are short.
+
+    Imported episodes, and episodes of a recipe without iterations, may have no stage and count as finished.
+
+    Args:
+        stages: Stages in the manifest.
+        mark: End of the names of the iteration's stages.
+    """
+    return not stages or bool((stages.get(f"explore{mark}") or {}).get("done", not mark))
+
+
 def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -> Iteration:
     notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
-    is_whole = (
-        not mark or not stages or notes["explore"].get("done")
-    )  # Until exploration is done, finished episodes are mostly short ones.
-    played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
+    played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_explored(stages, mark) else []
     explored = [one for one in played if not one.unfinished]
     agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
     return Iteration(

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Any
 
 from perturn.analysis.episode_numbers import EpisodeNumbers, numbers_of, read_numbers
-from perturn.analysis.iteration_table import Iteration, joined_metrics, read_iterations
+from perturn.analysis.iteration_table import Iteration, is_explored, joined_metrics, read_iterations
 from perturn.config.parsing import build_entry
 from perturn.config.row_maker_settings import ROWS, Kind, RowTraits
 from perturn.data.file_seals import read_manifest, refuse_damage
@@ -35,6 +35,8 @@ from perturn.types import PreferencePair, Trajectory
 
 Row = dict[str, Any]
 """One line of a metrics file."""
+_LEFT_OUT = "Its episodes so far are mostly short, and are left out of all numbers."
+_PARTIAL = "Its numbers are of what it has written so far."
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,26 @@ class RecordedRun:
         """A sentence on each evaluation that is not finished, by policy. Its first episodes are mostly solved."""
         protocol = self.protocol or {}
         of = f" of {protocol['n'] * protocol.get('samples', 1)}" if "n" in protocol else ""
-        again = (
-            f"If no process works on it, `perturn run {quote(str(self.paths.folder))}` goes on from there."
-        )
         return {
             policy: f"The evaluation of {policy} is not finished ({len(rows)}{of} episodes) and is left out of all "
-            f"numbers. {again}"
+            f"numbers. {self._again}"
             for policy, rows in self.scored.items()
             if not is_evaluated(self.stages, policy)
         }
+
+    @property
+    def _again(self) -> str:
+        return f"If no process works on it, `perturn run {quote(str(self.paths.folder))}` goes on from there."
+
+    def _open_stages(self) -> list[str]:
+        """Return a note on each stage that is not finished, except evaluations in `unfinished`."""
+        noted = {f"evaluate-{policy}" for policy in self.unfinished}
+        names = [name for name, one in self.stages.items() if not one.get("done", True) and name not in noted]
+        return [
+            f"The stage {name} is not finished. "
+            f"{_LEFT_OUT if name.startswith('explore') else _PARTIAL} {self._again}"
+            for name in names
+        ]
 
     @cached_property
     def expert(self) -> list[EpisodeNumbers]:
@@ -156,7 +169,7 @@ class RecordedRun:
     def notes(self) -> list[str]:
         """Notes on missing files and contradictions, one sentence each."""
         missing = _missing(self.paths, self.mark, self.scored, self.settings)
-        misfits = [*self.unfinished.values(), *self._confidence[1], *self._credits[1]]
+        misfits = [*self.unfinished.values(), *self._open_stages(), *self._confidence[1], *self._credits[1]]
         return [*_mark_notes(self.mark), *missing, *misfits, *_task_list_notes(self.evaluation)]
 
     @property
@@ -167,7 +180,12 @@ class RecordedRun:
 
     @property
     def over(self) -> list[EpisodeNumbers]:
-        """Finished explored episodes. The success and some signals of an unfinished episode are not known yet."""
+        """Finished episodes of a finished exploration.
+
+        The success and some signals of an unfinished episode are not known yet.
+        """
+        if not is_explored(self.stages, self.mark):
+            return []
         return [one for one in self.explored_numbers if not one.unfinished]
 
     @property

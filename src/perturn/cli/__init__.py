@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 from perturn.cli import (  # noqa: F401  each registers its commands
@@ -55,6 +56,8 @@ def main() -> None:
         _say("Windows is not supported; use WSL2, with the clone and runs/ in its Linux file system.")
         _fail()
     _allow_open_files()
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a Latin-1 terminal has no arrow
     try:
         app()
     except (PerturnError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -12,6 +13,15 @@ from perturn.io.plain_data import visible
 
 class VisibleConsole(Console):
     """Console that prints control characters of texts as escapes; see `visible`. Markup is the caller's concern."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Make a console with settings of rich.
+
+        With FORCE_COLOR, rich takes any stream for a terminal. A file then has colours, but no live display.
+        """
+        super().__init__(**settings)
+        if "force_terminal" not in settings and not self.file.isatty():
+            self.is_interactive = False
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of an object. Segments of rich itself that control the terminal are kept."""

@@ -371,6 +371,7 @@ def _by_episode(
                 "sample": one.sample,
                 "success": one.success,
                 "actions": [turn.action.text for turn in one.turns],
+                "calls": [list(turn.action.tool_calls) for turn in one.turns],
                 **{
                     name: [None if index is None else round(float(column[index]), 6) for index in own]
                     for name, column in columns.items()

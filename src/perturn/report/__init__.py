@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from perturn.analysis.run_contents import read_run
 from perturn.analysis.run_summary import summary_of
 from perturn.data.run_paths import RunPaths
+from perturn.errors import StorageError
 from perturn.io.atomic_write import write_whole
 from perturn.table import locate
+
+_LONGEST = 120
+"""Maximum length of the names of runs in the name of a page, in bytes."""
+_log = logging.getLogger(__name__)
 
 
 def summarize(run: Path) -> dict[str, Any]:
@@ -40,10 +48,14 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
         run: The run folder.
         others: Further runs, which are shown next to the first run and compared with it. Repeated folders are ignored.
         output: Path of the page. If None, it is `report.html` in the run folder, or for several runs a file next to the
-            first folder.
+            first folder. If a path is given, a run folder may be read-only: its `summary.json` is then left out with a
+            warning.
 
     Returns:
         The path of the page.
+
+    Raises:
+        StorageError: If the page cannot be written, or a summary although no `output` is given.
     """
     named: dict[Path, Path] = {}
     for path in (run, *others):
@@ -53,7 +65,12 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     summaries = [summary_of(each) for each in runs]
     for path, summary in zip(paths, summaries, strict=True):  # first, since the page may fail or take long
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(RunPaths(path).summary, text)
+        try:
+            write_whole(RunPaths(path).summary, text)
+        except StorageError as error:
+            if output is None:
+                raise
+            _log.warning("%s", error)
     html = locate("perturn.report.report_page:page")(
         runs, summaries
     )  # imported late: a score needs no figures
@@ -66,4 +83,10 @@ def _page_path(paths: list[Path]) -> Path:
     """Return the default path of the page."""
     if len(paths) == 1:
         return RunPaths(paths[0]).page
-    return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"
+    names = [path.resolve().name for path in paths]
+    joined = "-".join(names)
+    if len(raw := os.fsencode(joined)) > _LONGEST:
+        digest = hashlib.sha256(raw).hexdigest()[:8]
+        first = names[0][: _LONGEST // 4]  # a character has up to 4 bytes
+        joined = f"{first}-and-{len(names) - 1}-others-{digest}"
+    return paths[0].resolve().parent / f"report-{joined}.html"

@@ -6,12 +6,14 @@ import base64
 import gzip
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from perturn.analysis.episode_numbers import EpisodeNumbers, read_lines_of
+from perturn.analysis.iteration_table import is_explored
 from perturn.analysis.run_contents import RecordedRun
 from perturn.episodes.triage_signals import SIGNALS, meaning, signals_of
 from perturn.report.episode_view import body, clip, credited, message_text, most_informative, tokens
@@ -81,7 +83,7 @@ class Catalogue:
             lines = {one.line for one in _chosen(episodes)}
             whole = read_lines_of(run.paths.evaluation(policy), lines)
             how = "evaluation not finished" if policy in run.unfinished else "evaluated"
-            self._put_set(run.evaluated(policy), f"{policy}, {how}", whole, len(episodes))
+            self._put_set(run.evaluated(policy), f"{policy}, {how}", whole, episodes)
         pairs = self._add_trained(run)
         if run.compared:
             a, b = (f"{name}/{run.evaluated(policy)}" for policy in run.compared)
@@ -124,8 +126,9 @@ class Catalogue:
                     noted.setdefault((home, one.key), notes[side, index])
         for episode, weighed in credited(run).items():
             noted.setdefault((explored, episode), (weighed, {}))
-        numbers = self._put_set(explored, "exploration", whole[explored], len(run.explored), noted)
-        numbers |= self._put_set(expert, "expert", whole[expert], len(run.expert), noted)
+        label = "exploration" if is_explored(run.stages, run.mark) else "exploration not finished"
+        numbers = self._put_set(explored, label, whole[explored], run.explored_numbers, noted)
+        numbers |= self._put_set(expert, "expert", whole[expert], run.expert, noted)
         for side in homes:
             cut = [index for index in pairs if (side, index) not in found]
             if cut:
@@ -142,14 +145,20 @@ class Catalogue:
         name: str,
         label: str,
         episodes: Sequence[Trajectory],
-        of: int,
+        of: Sequence[EpisodeNumbers],
         noted: Mapping[Any, tuple[Any, Any]] = MappingProxyType({}),
     ) -> dict[Any, int]:
-        """Add a set of episodes, shown of `of` in all, and return their numbers by set and key."""
+        """Add the shown episodes of a set, and return their numbers by set and key.
+
+        The page also gets the number of samples of each task that is shown only in part.
+        """
         if episodes:
             self._begin_set(name, label)
-        if len(episodes) < of:
-            self._sets[-1]["part"] = f"{len(episodes):,} of {of:,}"
+        if len(episodes) < len(of):
+            shown, samples = Counter(one.task.id for one in episodes), Counter(one.task for one in of)
+            cut = [task for task, n in shown.items() if n < samples[task]]
+            self._sets[-1]["samples"] = {_number(self._tasks, task): samples[task] for task in cut}
+            self._sets[-1]["part"] = f"{len(episodes):,} of {len(of):,}"
         return {
             (name, one.key): self._put(one, one.sample, noted.get((name, one.key), _NOTHING))
             for one in episodes
@@ -161,15 +170,21 @@ class Catalogue:
     def pieces(self, compare: Sequence[tuple[str, str]] = ()) -> list[Piece]:
         """Return the pieces: first the index, then episodes, their tokens, and the texts of tokens.
 
+        The index holds the prompts of several episodes. A prompt of one episode is stored with this episode.
+
         Args:
-            compare: Pairs of sets that the page offers first for display side by side, each set as `run/set`.
+            compare: Pairs of sets that the page offers first for display side by side, each set as `run/set`. The page
+                shows the second set minus the first.
         """
+        prompts = list(self._prompts)
+        users = Counter(number for one in self._bodies for number in _prompts_of(one))
+        shared = [json.loads(text) if users[number] > 1 else None for number, text in enumerate(prompts)]
         index = {
             "runs": self._runs,
             "sets": self._sets,
             "tasks": list(self._tasks),
             "kinds": list(self._kinds),
-            "prompts": [json.loads(prompt) for prompt in self._prompts],
+            "prompts": shared,
             "signals": [{"name": name, "meaning": meaning(name)} for name in SIGNALS],
             "columns": self._columns,
             "piece": PIECE,
@@ -179,7 +194,10 @@ class Catalogue:
         }
         return [
             _piece("index", index),
-            *(_piece(f"episodes-{i}", part) for i, part in enumerate(_parts(self._bodies))),
+            *(
+                _piece(f"episodes-{i}", [_with_own(one, prompts, users) for one in part])
+                for i, part in enumerate(_parts(self._bodies))
+            ),
             *(_piece(f"tokens-{i}", part) for i, part in enumerate(_parts(self._tokens)) if any(part)),
             *(_piece(f"texts-{i}", texts) for i, texts in enumerate(self._texts) if texts),
         ]
@@ -221,15 +239,17 @@ class Catalogue:
 def _chosen(
     episodes: Sequence[EpisodeNumbers], wanted: Collection[tuple[str, int]] = ()
 ) -> list[EpisodeNumbers]:
-    """Return the shown episodes of a set: all, or the first `SHOWN` and the wanted keys.
+    """Return the shown episodes of a set: all, or the first tasks with up to `SHOWN` episodes, and the wanted keys.
 
     The order of tasks is random, fixed, and equal in all sets, so that sets can be compared. If successes and other
-    episodes occur, both are shown.
+    episodes occur, both are shown. Of a task with more than `SHOWN` episodes, the first are shown.
     """
     if len(episodes) <= SHOWN:
         return list(episodes)
     order = sorted(episodes, key=lambda one: (_shuffled(one.task), one.sample))
-    shown, rest = order[:SHOWN], order[SHOWN:]
+    ends = (end for end in range(SHOWN, 0, -1) if order[end - 1].task != order[end].task)
+    cut = next(ends, SHOWN)
+    shown, rest = order[:cut], order[cut:]
     if len({one.success for one in shown}) == 1:
         shown[-1] = next((one for one in rest if one.success != shown[0].success), shown[-1])
     keys = {one.key for one in shown} | set(wanted)
@@ -250,6 +270,17 @@ def _shuffled(task: str) -> bytes:
 def _number(numbers: dict[str, int], value: str) -> int:
     """Return the number of a value. Values are numbered in the order of their first use."""
     return numbers.setdefault(value, len(numbers))
+
+
+def _prompts_of(one: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of the prompts that an episode uses."""
+    return {one["prompt"], *one.get("openings", {}).values()}
+
+
+def _with_own(one: dict[str, Any], prompts: Sequence[str], users: Mapping[int, int]) -> dict[str, Any]:
+    """Return an episode together with the prompts that no other episode uses."""
+    own = {number: json.loads(prompts[number]) for number in _prompts_of(one) if users[number] == 1}
+    return one | {"prompts": own} if own else one
 
 
 def _end(trajectory: Trajectory) -> int:

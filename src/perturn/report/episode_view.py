@@ -130,8 +130,12 @@ def message_text(message: Message) -> str:
 
 
 def action_text(action: Action) -> str:
-    """Return the text and the tool calls of an action as one text."""
-    return "\n".join(part for part in (action.text.strip(), *_written(action.tool_calls)) if part)
+    """Return the tool calls and the text of an action without its thought; the whole text if nothing else is left.
+
+    The calls come first, since columns and hovers show only the start of an action.
+    """
+    _, said = split_action(action.text)
+    return "\n".join(filter(None, (*_written(action.tool_calls), said.strip()))) or action.text.strip()
 
 
 def _written(calls: Sequence[Mapping[str, Any]] | None) -> list[str]:

@@ -7,7 +7,9 @@ from typing import Any
 
 from perturn.data.run_files import read_note
 from perturn.data.run_paths import RunPaths
+from perturn.report.episode_view import action_text
 from perturn.report.score_headings import HEADINGS, OF_TURNS
+from perturn.types import Action
 
 
 def measured(paths: RunPaths) -> dict[str, Any] | None:
@@ -74,14 +76,15 @@ def _shown(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     lost = [one for one in episodes if not one["success"]] or list(episodes)
     one = min(lost, key=lambda each: min((high for high in each["high"] if high is not None), default=1.0))
-    rows = zip(one["actions"], one["advantage"], one["low"], one["high"], strict=True)
+    calls = one.get("calls") or [()] * len(one["actions"])  # earlier versions stored only texts
+    rows = zip(one["actions"], calls, one["advantage"], one["low"], one["high"], strict=True)
     turns = [
         {
             "turn": number,
-            "action": action,
+            "action": action_text(Action(text, tool_calls=tuple(its))),
             "advantage": None if advantage is None else [advantage, low, high],
             "credits": [weights[number - 1] for weights in one["credits"].values()],
         }
-        for number, (action, advantage, low, high) in enumerate(rows, start=1)
+        for number, (text, its, advantage, low, high) in enumerate(rows, start=1)
     ]
     return {"task": one["task"], "sample": one["sample"], "names": list(one["credits"]), "turns": turns}

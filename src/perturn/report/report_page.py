@@ -180,7 +180,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
         "versus": versus,
         "sections": sections(dict(zip(names, runs, strict=True)), dict(zip(names, summaries, strict=True))),
         "differences": settings_that_differ([flat(_settings(run)) for run in runs]),
-        "pieces": catalogue.pieces([each.sides for each in versus if each.row]),
+        "pieces": catalogue.pieces([each.sides[::-1] for each in versus if each.row]),
     }
     return fill(
         "report.html.j2",

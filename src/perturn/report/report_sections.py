@@ -317,7 +317,7 @@ def _passes(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         "pass@k: the probability that any of k episodes of a task succeeds. pass^k: that all of them succeed. Unbiased "
         "estimates, 95\u00a0% intervals over tasks."
     )
-    return draw("passes", "", caption, figures.passes_by_episodes(_last(summaries)))
+    return draw("passes", "pass@k and pass^k", caption, figures.passes_by_episodes(_last(summaries)))
 
 
 def _errors(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:

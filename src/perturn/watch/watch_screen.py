@@ -30,6 +30,8 @@ _COLOURS = {
 }
 
 
+_WRAPPED = {"stage": 12, "items": 8, "time": 6, "left": 6}
+"""Columns of stages that are wrapped on a narrow screen, with their least width."""
 _TRAINED = ("trained", "kept")
 """Bins of episodes that are trained on."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -74,22 +76,31 @@ def render(state: State) -> RenderableType:
 
 
 def _stages(stages: list[Stage]) -> Table:
+    """Return a table of stages, without columns that are empty for all of them.
+
+    On a narrow screen, names, items and times are wrapped, and the last columns may be cut.
+    """
+    columns = {
+        "stage": [Text(visible(stage.name)) for stage in stages],
+        "": [Text(stage.state, style=_COLOURS[stage.state]) for stage in stages],
+        "items": [Text(visible(_items(stage))) for stage in stages],
+        "rate": [Text(_rate(stage.rate)) for stage in stages],
+        "time": [Text(duration(stage.seconds)) for stage in stages],
+        "left": [Text(duration(stage.left)) for stage in stages],
+        "memory": [Text("" if stage.memory_gb is None else f"{stage.memory_gb:.1f} GB") for stage in stages],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
     table = Table(box=None, pad_edge=False)
-    for name in ("stage", "", "items", "rate", "time", "left", "memory"):
-        wide = name in ("stage", "items")
+    for name in shown:
         table.add_column(
-            name, no_wrap=not wide, overflow="fold", justify="left" if name in ("stage", "") else "right"
+            name,
+            no_wrap=name not in _WRAPPED,
+            overflow="fold",
+            justify="left" if name in ("stage", "") else "right",
+            min_width=_WRAPPED.get(name),
         )
-    for stage in stages:
-        table.add_row(
-            Text(visible(stage.name)),
-            Text(stage.state, style=_COLOURS[stage.state]),
-            Text(visible(_items(stage))),
-            _rate(stage.rate),
-            duration(stage.seconds),
-            duration(stage.left),
-            "" if stage.memory_gb is None else f"{stage.memory_gb:.1f} GB",
-        )
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     return table
 
 

@@ -7,6 +7,7 @@ async function follow() {
   byId("report").hidden = !isReport;
   byId("browser").hidden = isReport;
   if (isReport) {
+    fitFigures();
     if (section) byId(section)?.scrollIntoView();
     markSection();
     return;

@@ -15,6 +15,10 @@ async function openBrowser(view, params) {
     fillForm(browser.form, browser.filters);
     await applyFilters();
   }
+  if (!isEpisode) {
+    const shown = browser.rows.findIndex(isShown);
+    if (shown >= 0) browser.list.reveal(shown); // on a narrow screen, the list comes back where the reader left it
+  }
   if (view === "group") await openGroup(groupNamed(params));
   else if (isEpisode) await openEpisode(episodeNamed(params), episodeNamed(params, "2"), params.turn ?? null);
   else if (browser.number === null) browser.detail.replaceChildren(hint());
@@ -106,12 +110,16 @@ function fillForm(form, filters) {
 const readForm = (form) => Object.fromEntries(
   FILTERS.map((name) => [name, form.elements[name].type === "checkbox" ? (form.elements[name].checked ? "1" : "") : form.elements[name].value]));
 
+/** The hash of the list under the filters of this moment. */
+function hashOfList() {
+  return hashOf("episodes", browser.filters.mode === "compare" ? browser.filters : { ...browser.filters, a: "", b: "" });
+}
+
 /** The filters go into the hash, without a step of the history for each letter. */
 async function changeFilters(filters) {
   browser.filters = filters;
   browser.form.dataset.mode = filters.mode || "one";
-  const named = filters.mode === "compare" ? filters : { ...filters, a: "", b: "" };
-  if (document.body.dataset.open === "list") history.replaceState(null, "", hashOf("episodes", named));
+  if (document.body.dataset.open === "list") history.replaceState(null, "", hashOfList());
   await applyFilters();
 }
 
@@ -156,7 +164,8 @@ function listRow(row) {
 }
 
 /** A group in the list: how many of its samples succeeded. */
-function listedGroup({ number, group }, isOpen) {
+function listedGroup(row, isOpen) {
+  const { number, group } = row;
   const good = group.filter((one) => value("success", one) === 1).length;
   return element(
     "a",
@@ -164,7 +173,7 @@ function listedGroup({ number, group }, isOpen) {
     element("span", { class: `dot ${good ? "good" : "none"}`, "aria-hidden": "true" }),
     element("span", { class: "name" }, taskOf(number)),
     element("span", { class: "figure" }, `${good} of ${group.length}`),
-    element("span", { class: "about" }, [labelOfSet(setOf(number)), plural(group.length, "sample")].join(" · ")),
+    element("span", { class: "about" }, [labelOfSet(setOf(number)), sizeOf(row)].join(" · ")),
     element("span", { class: "hidden" }, "succeeded"),
   );
 }
@@ -229,7 +238,7 @@ function episodeHead(number, other) {
     "div",
     { class: "episode-head" },
     element("div", { class: "buttons" },
-      element("a", { class: "back button", href: hashOf("episodes", browser.filters.mode === "compare" ? browser.filters : { ...browser.filters, a: "", b: "" }) }, "← list"),
+      element("a", { class: "back button", href: hashOfList(), click: ({ currentTarget }) => currentTarget.setAttribute("href", hashOfList()) }, "← list"),
       element("button", { type: "button", class: "quiet", click: () => step(-1) }, "previous"),
       element("button", { type: "button", class: "quiet", click: () => step(1) }, "next"),
       element("button", { type: "button", class: "quiet", click: copyLink }, "copy link"),
@@ -266,7 +275,7 @@ function onKey(event) {
 
 function leaveEpisode() {
   if (document.body.dataset.open !== "episode") return;
-  location.hash = browser.detail.querySelector(".back")?.getAttribute("href") ?? "#episodes";
+  location.hash = hashOfList();
 }
 
 function nextTurn(by) {

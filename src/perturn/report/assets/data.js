@@ -73,15 +73,16 @@ function joined(a, b) {
   return [...sides[0]].filter(([key]) => sides[1].has(key)).map(([key, number]) => beside(number, sides[1].get(key)));
 }
 
-/** Whether a row passes; side by side, one of the two must show the signal and the outcome. */
+const isWithin = (score, low, high) => score !== null && (!low || score >= Number(low)) && (!high || score <= Number(high));
+
+/** Whether a row passes; side by side and in a group, one episode must have the signal, one the outcome, one the score. */
 function matches(row, { run, kind, outcome, signal, low, high, q, deep }) {
   const both = numbersOf(row);
   if (run && !both.some((number) => runName(number) === run)) return false;
   if (kind && kindOf(row.number) !== kind) return false;
   if (outcome && !both.some((number) => hasOutcome(number, outcome))) return false;
   if (signal && !both.some((number) => signalsOf(number).includes(signal))) return false;
-  if (low && !both.some((number) => value("score", number) >= Number(low))) return false;
-  if (high && !both.some((number) => value("score", number) <= Number(high))) return false;
+  if ((low || high) && !both.some((number) => isWithin(value("score", number), low, high))) return false;
   const words = deep ? [] : wordsOf(q);
   const text = words.length ? `${taskOf(row.number)} ${kindOf(row.number)} ${setOf(row.number).label}`.toLowerCase() : "";
   return words.every((word) => text.includes(word));
@@ -95,8 +96,9 @@ async function searchedRows(rows, words, tell) {
   const found = new Set();
   const wanted = [...new Set(rows.flatMap(numbersOf))].sort((one, other) => one - other);
   for (const [place, number] of wanted.entries()) {
-    const text = JSON.stringify((await bodyOf(number)).turns).toLowerCase();
-    if (words.every((word) => text.includes(JSON.stringify(word).slice(1, -1)))) found.add(number);
+    const { turns } = await bodyOf(number);
+    const text = turns.flatMap(({ o, h, a, call = [] }) => [o, h, a, ...call]).filter(Boolean).join("\n").toLowerCase();
+    if (words.every((word) => text.includes(word))) found.add(number);
     const isLast = place === wanted.length - 1;
     if ((place % (8 * catalogue.piece) === 0 || isLast) && !tell(place + 1, wanted.length)) return null;
   }

@@ -80,7 +80,7 @@ function turnCard({ number, turn, body, scale, link, id, differs = null, run = n
       said.cut ? element("span", { class: "chip bad" }, "cut at the token limit") : null,
       run && run.first === turn && turn ? element("span", { class: "chip" }, placeOf(run)) : null,
     ),
-    run && run.first === turn && body.openings[turn] !== undefined ? promptBox({ prompt: body.openings[turn] }) : null,
+    run && run.first === turn && body.openings[turn] !== undefined ? promptBox(body, body.openings[turn]) : null,
     said.o ? speech("observation", said.o) : null,
     said.h ? speech("thought", said.h) : null,
     said.a || said.call ? action : element("div", { class: "say action" }, element("span", { class: "label" }, "action"), element("em", { class: "soft" }, "empty")),
@@ -185,8 +185,9 @@ function legend(body, scale) {
   );
 }
 
-function promptBox(body) {
-  const messages = catalogue.prompts[body.prompt] ?? [];
+/** A prompt of an episode. The index holds prompts of several episodes; the episode holds its own. */
+function promptBox(body, number = body.prompt) {
+  const messages = body.prompts?.[number] ?? catalogue.prompts[number] ?? [];
   if (!messages.length) return null;
   return element(
     "details",

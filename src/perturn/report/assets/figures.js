@@ -1,7 +1,7 @@
 // The figures: plotly is unpacked when the first one comes near, and each is drawn when it does.
 
 let library = null;
-const drawn = new Set();
+const drawn = new Map(); // each figure with the width of its place; 0 while the report is hidden
 const trusted = window.trustedTypes?.createPolicy("perturn", { createScript: (text) => text });
 
 /** Run plotly; the page's policy lets only the script with its hash run. */
@@ -27,12 +27,27 @@ function shorten(figure) {
 
 async function draw(place) {
   const plot = await plotly();
+  const width = place.clientWidth;
+  if (!width) {
+    drawn.set(place, 0); // `fitFigures` draws it
+    return;
+  }
   const figure = embedded(place.dataset.figure);
   figure.layout.template = embedded("themes")[isDark() ? "dark" : "light"];
-  if (place.clientWidth < 560) shorten(figure);
+  if (width < 560) shorten(figure);
   await plot.react(place, figure.data, figure.layout, { responsive: true, displayModeBar: false, displaylogo: false });
-  drawn.add(place);
+  drawn.set(place, width);
   place.dataset.drawn = "true";
+}
+
+/** Once the report is shown again: draw the figures that waited, and fit all to a window of another width. */
+async function fitFigures() {
+  for (const [place, width] of drawn) {
+    if (!place.clientWidth || place.clientWidth === width) continue;
+    if (!width) await draw(place);
+    drawn.set(place, place.clientWidth);
+    await window.Plotly.Plots.resize(place); // a figure that is drawn again keeps its width
+  }
 }
 
 function watchFigures() {
@@ -78,7 +93,7 @@ function setTheme(name) {
   document.documentElement.dataset.theme = name;
   byId("theme").textContent = name;
   byId("theme").setAttribute("aria-label", `Colours: ${name === "auto" ? "as the system has them" : name}`);
-  drawn.forEach(draw);
+  [...drawn.keys()].forEach(draw);
 }
 
 function watchTheme() {
@@ -89,5 +104,5 @@ function watchTheme() {
     remembered("perturn-theme", next);
     setTheme(next);
   });
-  system.addEventListener("change", () => drawn.forEach(draw));
+  system.addEventListener("change", () => [...drawn.keys()].forEach(draw));
 }

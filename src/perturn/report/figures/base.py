@@ -12,6 +12,7 @@ SIDES = {"chosen": "#3b82c4", "rejected": "#cf5c36"}
 POLICIES = {"base": "#98a1ab", "sft": "#5fa8d3"}
 OTHERS = ["#e0982c", "#6a9f58", "#a06cb0", "#cf5c36"]
 LINES = [SIDES["chosen"], *OTHERS]
+_DASHES = {"solid": ("solid", "dash", "longdash"), "dot": ("dot", "dashdot", "longdashdot")}
 GREY = "#7a828c"
 DOTTED = {"dash": "dot", "width": 1.4, "color": GREY}
 
@@ -47,6 +48,17 @@ def policy_colors(policies: Iterable[str]) -> dict[str, str]:
     """Return a colour for each policy. The colours of `base` and `sft` are fixed."""
     aligned = [policy for policy in policies if policy not in POLICIES]
     return POLICIES | {policy: OTHERS[index % len(OTHERS)] for index, policy in enumerate(aligned)}
+
+
+def run_line(number: int, dash: str = "solid") -> dict[str, Any]:
+    """Return the style of a run's line. Runs of the same colour have different dashes.
+
+    Args:
+        number: Position of the run.
+        dash: `solid`, or `dot` for the run's second value in a figure.
+    """
+    dashes = _DASHES[dash]
+    return {"color": LINES[number % len(LINES)], "dash": dashes[number // len(LINES) % len(dashes)]}
 
 
 def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:

@@ -11,13 +11,13 @@ import plotly.graph_objects as go
 from perturn.data.iteration_numbers import is_number
 from perturn.report.figures.base import (
     GREY,
-    LINES,
     OTHERS,
     SIDES,
     lay_out,
     number_turns,
     plain,
     reach,
+    run_line,
 )
 
 Rows = Sequence[Mapping[str, Any]]
@@ -72,18 +72,18 @@ def learning_curve(summaries: Mapping[str, Mapping[str, Any]], key: str, interva
     figure = go.Figure()
     shown = {name: row for name, row in summaries.items() if len(row["iterations"]) > 1}
     for index, (name, summary) in enumerate(shown.items()):
-        color = LINES[index % len(LINES)]
+        style = run_line(index)
         of = "" if len(summaries) == 1 else f"{plain(name)}, "
         played = [row for row in summary["iterations"] if row["explored"]]
         points = [(row["iteration"] - 1, row["explored"]) for row in played]
-        _add_line(figure, [(x, row[key], row[interval]) for x, row in points], f"{of}explored", color)
+        _add_line(figure, [(x, row[key], row[interval]) for x, row in points], f"{of}explored", style)
         figure.data[-1].customdata = [
             [row["n"], row["tasks"], plain(row["policy"] or "")] for _, row in points
         ]
         figure.data[
             -1
         ].hovertemplate = "%{customdata[2]} %{y:.3f}, %{customdata[0]} episodes of %{customdata[1]} tasks"
-        _add_scores(figure, _scores(summary), key, interval, f"{of}evaluated", color)
+        _add_scores(figure, _scores(summary), key, interval, f"{of}evaluated", style)
     if not figure.data:
         return None
     lay_out(figure, "iterations trained before", height=340, hovermode="closest", showlegend=True)
@@ -110,11 +110,12 @@ def _add_scores(
     key: str,
     interval: str,
     name: str,
-    color: str,
+    style: Mapping[str, str],
 ) -> None:
     """Add points with error bars to a figure."""
     if not scores:
         return
+    color = OTHERS[0] if style == run_line(0) else style["color"]
     means = [row[key] for _, row in scores]
     figure.add_scatter(
         name=name,
@@ -123,7 +124,11 @@ def _add_scores(
         error_y=reach(means, [row[interval] for _, row in scores]) | {"thickness": 1.6},
         customdata=[[plain(row["name"]), row["n"]] for _, row in scores],
         mode="markers",
-        marker={"size": 10, "symbol": "diamond", "color": OTHERS[0] if color == LINES[0] else color},
+        marker={
+            "size": 10,
+            "symbol": "diamond" if style["dash"] == "solid" else "diamond-open",
+            "color": color,
+        },
         hovertemplate="%{customdata[0]} %{y:.3f}, %{customdata[1]} episodes",
     )
 
@@ -150,9 +155,9 @@ def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
             if len(points) < 2:
                 continue
             label = ", ".join(filter(None, (name if len(runs) > 1 else "", line.name)))
-            color = LINES[(index if len(runs) > 1 else curve.lines.index(line)) % len(LINES)]
-            _add_line(figure, points, plain(label), color)
-            figure.data[-1].line.dash = "dot" if len(runs) > 1 and line is not curve.lines[0] else "solid"
+            number = curve.lines.index(line)
+            style = run_line(index, "dot" if number else "solid") if len(runs) > 1 else run_line(number)
+            _add_line(figure, points, plain(label), style)
     if not figure.data:
         return None
     named = [trace for trace in figure.data if trace.showlegend is not False]
@@ -204,7 +209,7 @@ def _add_line(
     figure: go.Figure,
     points: Sequence[tuple[float, float, Sequence[float | None] | None]],
     name: str,
-    color: str,
+    style: Mapping[str, str],
 ) -> None:
     """Add a line, with a band where points have intervals."""
     x = [at for at, _, _ in points]
@@ -215,7 +220,7 @@ def _add_line(
             y=[high for _, high in ends] + [low for low, _ in ends][::-1],
             mode="lines",
             fill="toself",
-            fillcolor=color,
+            fillcolor=style["color"],
             opacity=_FADED,
             line_width=0,
             hoverinfo="skip",
@@ -227,6 +232,6 @@ def _add_line(
         y=[value for _, value, _ in points],
         mode="lines+markers" if len(points) <= _MARKED else "lines",
         marker_size=5,
-        line={"color": color, "width": 1.8},
+        line={**style, "width": 1.8},
         hovertemplate="%{y:.4g}",
     )

@@ -17,6 +17,7 @@ from perturn.report.figures.base import (
     SIDES,
     lay_out,
     plain,
+    run_line,
 )
 
 MOST_POINTS = 2000
@@ -102,4 +103,4 @@ def _line_style(run: str, key: str, runs: Mapping[str, Any], index: int) -> dict
         known = SIDES | {"margins": OTHERS[1]}
         return {"color": known.get(name, [LINES[0], *OTHERS[::-1]][index % 5]), "width": 1.8}
     dash = "dot" if name == "rejected" else "solid"
-    return {"color": LINES[list(runs).index(run) % 5], "width": 1.8, "dash": dash}
+    return run_line(list(runs).index(run), dash) | {"width": 1.8}

@@ -17,6 +17,8 @@ _FADED = {"chosen": "rgba(59, 130, 196, 0.18)", "rejected": "rgba(207, 92, 54, 0
 _SIGNED = [[0.0, SIDES["rejected"]], [0.5, "rgba(128, 138, 148, 0.25)"], [1.0, SIDES["chosen"]]]
 _UNSIGNED = [[0.0, "rgba(128, 138, 148, 0.25)"], [1.0, "#e0982c"]]
 _WEIGHTS = ["#9fb0c0", "#e0982c"]  # lowest and highest weight
+_MOST_LEVELS = 6
+"""Maximum number of weights with an entry in the legend. More weights are shown by a colour bar."""
 
 
 def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: float | None) -> go.Figure:
@@ -31,21 +33,25 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
     numbers, said = _numbers(side, confidence), dict(enumerate(actions))
     figure = go.Figure()
     levels = sorted(set(weight))
-    for level in levels:
-        turns = [index for index, value in enumerate(weight) if value == level]
+    if len(levels) > _MOST_LEVELS:
+        bars: list[tuple[str, Sequence[int], dict[str, Any]]] = [("", range(len(weight)), _scale(weight))]
+    else:
+        at = {level: [index for index, value in enumerate(weight) if value == level] for level in levels}
+        bars = [(f"weight {level:g}", at[level], solid(_weight_color(level, levels))) for level in levels]
+    for name, turns, marker in bars:
         figure.add_bar(
-            name=f"weight {level:g}",
+            name=name,
             x=[numbers[index] + 1 for index in turns],
             y=[confidence[index] for index in turns],
             width=0.8,
-            marker=solid(_weight_color(level, levels)),
-            customdata=[[plain(said.get(numbers[index], "")[:90])] for index in turns],
-            hovertemplate="turn %{x}: %{y:.3f}<br>%{customdata[0]}",
+            marker=marker,
+            customdata=[[plain(said.get(numbers[index], "")[:90]), weight[index]] for index in turns],
+            hovertemplate="turn %{x}: %{y:.3f}, weight %{customdata[1]:g}<br>%{customdata[0]}<extra></extra>",
         )
     if pivot is not None:
         figure.add_hline(y=pivot, line=DOTTED)
     last = max(numbers, default=0) + 1
-    lay_out(figure, "turn", "confidence", barmode="overlay", showlegend=True)
+    lay_out(figure, "turn", "confidence", barmode="overlay", showlegend=len(bars) == len(levels))
     figure.update_yaxes(range=[0, 1.08], tickvals=[0, 0.25, 0.5, 0.75, 1])
     figure.update_xaxes(range=[0.4, last + 0.6])
     return number_turns(figure, last, most=12)
@@ -151,6 +157,13 @@ def _weight_color(weight: float, levels: Sequence[float]) -> str:
     spread = levels[-1] - levels[0]
     share = (weight - levels[0]) / spread if spread else float(weight >= 1)
     return str(sample_colorscale(_WEIGHTS, [share])[0])
+
+
+def _scale(weight: Sequence[float]) -> dict[str, Any]:
+    """Return the style of bars that are coloured by their weights, with a colour bar."""
+    colors = {"color": weight, "colorscale": _WEIGHTS}
+    bar = {"title": "weight", "thickness": 10, "outlinewidth": 0}
+    return {**colors, "colorbar": bar, "line": {**colors, "width": 2}}
 
 
 def _numbers(side: Mapping[str, Any], values: Sequence[Any]) -> Sequence[int]:
