@@ -109,5 +109,5 @@ def test_an_environment_may_begin_like_an_import(tmp_path):
     lines = [json.dumps(first | {"total_reward": reward}) + "\n" for reward in (0.0, 0.5)]
     (tmp_path / "a.jsonl").write_text("".join(lines))
 
-    with pytest.raises(DataError, match="delete one of the two"):
+    with pytest.raises(DataError, match=r"line 1; number the episodes .* in the key `sample`: 0, 1, \.\.\."):
         list(read_rows(tmp_path / "a.jsonl"))

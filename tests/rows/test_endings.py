@@ -9,6 +9,7 @@ from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.rows import ROWS
 from perturn.rows.endings import divide
+from perturn.rows.group_pairs import GroupPairs
 from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory
 
 
@@ -330,3 +331,42 @@ def test_oec_takes_over_at_turns_after_the_first():
         ROWS["oec"](takeovers=0)
     with pytest.raises(DataError, match=r"rows\.takeover=confidence reads the log-probabilities"):
         ROWS["oec"](takeover="confidence")(replace(inputs, explored=[bad]))
+
+
+@pytest.mark.parametrize("name", ["nat", "coh"])
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [((), "Good."), (({"role": "system", "content": "Rules."},), "Rules.\nGood.")]
+)
+def test_an_expert_conversation_may_begin_with_an_action(name, prompt, shown):
+    """The text after the task then ends the prompt."""
+    begun = Trajectory(Task("row-1"), (Turn((), Action("hello")),), prompt=prompt, success=True)
+    inputs = RowInputs(explored=EXPLORED[3:5], experts=[begun], sft_episodes=[begun])
+    (row, *_) = rows_of(name, inputs, success="Good.", failure="Bad.")
+
+    assert row.trajectory.messages[0]["content"] == shown
+    assert [message["role"] for message in row.trajectory.messages][1:] == ["assistant"]
+
+
+def seen(sample, said, reward=0.0, call=None):
+    """An episode of one action after an observation, which may be the result of a tool call."""
+    heard = {"role": "user", "content": said} | ({"tool_call_id": call} if call else {})
+    turns = (Turn((heard,), Action("go")),)
+    return Trajectory(Task("a"), turns, sample=sample, total_reward=reward, success=reward > 0)
+
+
+def test_equal_actions_after_different_observations_are_no_repetition():
+    """A random environment shows another start. Ids of tool calls do not count, and an expert's texts do not."""
+    explored = [
+        seen(0, "left", 1.0),
+        seen(1, "right"),
+        seen(2, "found", call="x"),
+        seen(3, "found", call="y"),
+    ]
+    groups = [explored[:2], explored[2:]]
+
+    assert divide(RowInputs(explored[:2]), starts_over=True).counts["repeated"] == 0
+    assert divide(RowInputs(explored), starts_over=True).counts["repeated"] == 1
+    taught = RowInputs(explored, sft_episodes=[seen(0, "else", 1.0)])
+    assert divide(taught, starts_over=True).counts["repeated"] == 4
+    counts = [GroupPairs()(RowInputs(group)).counts for group in groups]
+    assert [(each["kept"], each["identical"]) for each in counts] == [(2, 0), (0, 2)]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 import perturn
+from perturn.api.arguments import without_branches
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits, rows_made
@@ -16,7 +17,7 @@ from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import ConfigError
 from perturn.needs import names_of
 from perturn.rows import ROWS
-from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory, succeeded
+from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory, succeeded
 from small import refusal
 from support.guests import added
 
@@ -300,10 +301,51 @@ def test_rows_of_episodes_are_logged_with_their_counts(caplog):
     perturn.make_rows(played[2:], "group-pairs")
     perturn.make_rows([], "group-pairs")
 
+    tie = "2 of 2: the same reward as the other side"
     bins = "(asked 4, trained 2, no spread 2, groups 2, equal outcomes 1, zero credit 1)"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
         ("INFO", "GroupPairs: 1 rows from 4 episodes (tie 2, kept 2)"),
         ("INFO", f"GroupRows: 2 rows from 4 episodes {bins}"),
-        ("WARNING", "GroupPairs: 0 rows from 2 episodes (tie 2); no pair is left (rows.threshold=0.4)"),
+        ("WARNING", f"GroupPairs: 0 rows from 2 episodes (tie 2); no pair is left ({tie})"),
         ("WARNING", "GroupPairs: 0 rows from 0 episodes; no pair is left (rows.threshold=0.4)"),
     ]
+
+
+def test_without_pairs_the_largest_count_is_the_reason():
+    """Of three explored tasks, the expert solved none."""
+    turns = (Turn((), Action("a")),)
+    played = [Trajectory(Task(task), turns) for task in "abc"]
+    made = rows_made(ROWS["expert-pairs"](), RowInputs(played, [Trajectory(Task("d"), turns, success=True)]))
+
+    assert made.lacks == "no pair is left (3 of 3: no expert episode of the task)"
+    assert made.remedy.startswith("compare the task ids")
+
+
+@pytest.mark.parametrize(("credit", "trained"), [("rloo", 2), ("arpo", 4)])
+def test_branches_are_in_groups_only_if_the_credit_trains_on_them(credit, trained, caplog):
+    """Two rollouts and two branches: they are no rollouts, and the warnings count them."""
+    turn = Turn(({"role": "user", "content": "go"},), Action("a"))
+    rollouts = [Trajectory(Task("x"), (turn, turn), total_reward=float(at), sample=at) for at in (0, 1)]
+    branches = [replace(rollouts[1], sample=at, origin=0, taken_over=1) for at in (2, 3)]
+
+    rows = perturn.make_rows([*rollouts, *branches], "groups", credit=credit)
+    perturn.weigh([*rollouts, *branches], credit)
+    perturn.make_rows([*rollouts, *branches], "group-pairs")
+
+    assert len(rows) == trained
+    said = [
+        "2 episodes resume others, and GroupRows with credit RLOO does not read them.",
+        "credit RLOO counts 2 episodes that resume others as rollouts; leave them out.",
+    ]
+    pairs = ["2 episodes resume others, and GroupPairs does not read them."]
+    logged = [text for text in caplog.messages if "resume" in text]
+    assert logged == (said if trained == 2 else []) + pairs
+
+
+def test_a_resumed_unfinished_episode_is_no_branch():
+    """The window of an iteration begins where the window before it ended."""
+    turns = (Turn(({"role": "user", "content": "go"},), Action("a")),)
+    begun = Trajectory(Task("x"), turns, status=Status.UNFINISHED)
+    later = Trajectory(Task("x"), turns * 2, sample=4, origin=0, taken_over=1)
+
+    assert without_branches([begun, later]) == ([begun, later], [])

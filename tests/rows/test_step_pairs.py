@@ -1,6 +1,7 @@
 """Steps of the expert against the policy's own: which give a pair, and which branch is rejected."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -181,12 +182,22 @@ def test_branches_of_another_origin_are_refused():
 def test_pairs_that_do_not_differ_within_the_limit_are_left_out():
     """The pair of the step from turn 2, and the pair of whole episodes. A removed pair does not count as cut."""
     limit = Limit(equal=lambda pairs: [True] * len(pairs))
-    inputs = RowInputs(EXPLORED, [EXPERT], branches=BRANCHES, limit=limit)
+    inputs = RowInputs(EXPLORED, branches=BRANCHES, begun=[EXPERT], limit=limit)
     found = StepPairs(threshold=0.5)(inputs)
 
     assert found.rows == []
     assert (found.counts["kept"], found.counts["too_long"]) == (0, 1)
     assert (found.counts["steps_kept"], found.counts["steps_too_long"]) == (0, 1)
-    long = RowInputs(EXPLORED, [EXPERT], branches=[branch(0.0, 3, *["look"] * 9)], limit=limit)
+    long = RowInputs(EXPLORED, branches=[branch(0.0, 3, *["look"] * 9)], begun=[EXPERT], limit=limit)
     counts = StepPairs(threshold=0.5, max_extra_turns=2)(long).counts
     assert (counts["steps_too_long"], counts["steps_cut"]) == (1, 0)
+
+
+def test_steps_are_compared_with_the_episode_from_which_the_branches_start():
+    """Two expert episodes are equally good, and another one comes first in the order of the row maker."""
+    other = replace(EXPERT, sample=EXPERT.sample + 7)
+    branches = [replace(one, origin=other.sample) for one in BRANCHES]
+    found = StepPairs(threshold=0.5)(RowInputs(EXPLORED, [EXPERT, other], branches=branches, begun=[other]))
+
+    assert found.rows
+    assert {pair.chosen.sample for pair in found.rows} == {other.sample}

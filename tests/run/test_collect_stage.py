@@ -79,13 +79,13 @@ def test_episodes_of_a_file_that_are_no_successes_are_counted_in_a_warning(recip
     """Training ignores them, whether they name an environment or not."""
     turns = (Turn(({"role": "user", "content": "u"},), Action("a")),)
     file = tmp_path / "own.jsonl"
-    write_records(file, [Trajectory(Task(name), turns, success=name == "a") for name in "abc"])
+    write_records(file, [Trajectory(Task(f"guess/{n}"), turns, success=n == 1) for n in (1, 2, 3)])
 
     run_stages(
         open_run(recipe, [f"output={tmp_path}", f"expert.file={file}"], "collect"), "collect", ["expert"]
     )
 
-    assert "own.jsonl: training ignores 2 of the episodes, which are no successes" in caplog.text
+    assert "own.jsonl: 2 of 3 episodes are no successes, and training ignores them" in caplog.text
 
 
 @pytest.mark.parametrize(("key", "count"), [("expert.file", 2), ("rows.path", 3)])

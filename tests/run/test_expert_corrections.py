@@ -252,3 +252,12 @@ def test_a_first_iteration_without_corrections_is_told(tmp_path):
         explore(run, "explore-001", [record(RIGHT)])
         with pytest.raises(RunError, match="none is a failure"):
             run_stages(run, names=("expert", "outcomes-001"))
+
+
+def test_an_expert_that_raises_corrects_nothing(caplog):
+    class Broken(ALFWorldLike):
+        def correct(self, task, actions):
+            raise KeyError("no such map")
+
+    assert correct(Broken(), record(STRAYED), 3, PROTOCOL) is None
+    assert "the expert cannot correct the episode, which is left out: KeyError: 'no such map'" in caplog.text

@@ -152,6 +152,19 @@ def test_episodes_of_texts_are_refused_before_a_loss_that_reads_sampled_tokens(w
     assert not (tmp_path / "theirs").exists()
 
 
+def test_sharpened_episodes_are_refused_before_a_loss_that_reads_their_logprobs(recipe, tmp_path):
+    """Episodes that FAILED may be sharpened."""
+    failed = episode(1, 0.0, status=Status.FAILED, error="no box", sharpened=True)
+    write_records(tmp_path / "theirs.jsonl", [failed, episode(0, 1.0, sharpened=True)])
+    settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]
+
+    with pytest.raises(
+        DataError, match=r"theirs.jsonl:2: task 'a': .* another temperature .* serve.temperature=1"
+    ):
+        done("run", recipe, *settings)
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_failures_without_environment_and_policy_are_episodes(recipe, tmp_path):
     """They have a task, and a reward of 0 is one."""
     rows = [replace(episode(sample, 0.0), environment="") for sample in range(2)]
@@ -209,3 +222,15 @@ def test_conversations_with_rewards_become_pairs_and_train(tmp_path, monkeypatch
         (1.0, 0.0)
     ] * 2
     assert (tmp_path / "runs/scored/checkpoints/tlm-dre/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("successes", [0, 1])
+def test_a_file_without_a_success_is_warned_of(successes, recipe, tmp_path, caplog):
+    """As if each row lacked the key `success`."""
+    rows = [replace(episode(sample, 1.0), success=sample < successes) for sample in range(2)]
+    write_records(tmp_path / "theirs.jsonl", rows)
+
+    done("collect", recipe)
+
+    said = "theirs.jsonl: 2 of 2 episodes are no successes, and rows and reports count them as failures"
+    assert (said in caplog.text) == (not successes)

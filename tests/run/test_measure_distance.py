@@ -199,3 +199,12 @@ def test_a_world_without_a_way_cannot_measure_scored_episodes():
 
     with pytest.raises(ConfigError, match=r"leave evaluate\.distance out"):
         check_pathfinder(recipe, None)
+
+
+def test_a_failed_episode_is_not_measured_again(expert):
+    """Its environment may fail on the task each time."""
+    broken = replace(
+        expert, task=replace(expert.task, id="none", data={}), status=Status.FAILED, error="KeyError: x"
+    )
+
+    assert measured(make_recipe(), [broken]) == [broken]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -9,13 +10,17 @@ import pytest
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
+from perturn.config.sections import Tasks
 from perturn.data.file_seals import read_manifest
-from perturn.data.store import read_pairs
+from perturn.data.store import read_pairs, write_records
 from perturn.display.progress_bars import Work
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats import hub_and_parquet
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.recorded_inputs import changes
+from perturn.run.task_lists import choose_tasks
+from perturn.types import Action, Task, Trajectory, Turn
 
 PAIRS = [
     {
@@ -107,3 +112,26 @@ def test_rows_are_counted_while_a_run_opens(beside, monkeypatch):
     check(recipe_of("array.json"))
 
     assert shown == [("checking rows.path", "3 rows")]
+
+
+def test_an_expert_file_without_an_explored_task_is_refused_before_work(tmp_path):
+    """A failure on an explored task makes no pair, and a success does."""
+    data = {
+        "name": "paired",
+        "model": {"name": "tiny-agent"},
+        "environment": {"name": "alfworld-like"},
+        "protocol": {"name": "alfworld-lab"},
+        "expert": {"file": str(tmp_path / "e.jsonl")},
+        "explore": {"tasks": {"n": 1}},
+        "align": {"loss": {"name": "dpo"}},
+        "evaluate": None,
+    }
+    (task,) = choose_tasks(ALFWorldLike(), Tasks(split="train", n=1))
+    turns = (Turn(({"role": "user", "content": "u"},), Action("a")),)
+    rows = [Trajectory(Task("other"), turns, success=True), Trajectory(task, turns)]
+    write_records(tmp_path / "e.jsonl", rows)
+
+    with pytest.raises(ConfigError, match=r"expert\.file: no success is on an explored .* 'other'; "):
+        check(parse(Recipe, data))
+    write_records(tmp_path / "e.jsonl", [rows[0], replace(rows[1], success=True)])
+    assert check(parse(Recipe, data)).tasks["explore"] == [task]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perturn.errors import check_fit
-from perturn.types import Trajectory
+from perturn.types import Trajectory, unfinished
 
 
 def check_rows(given: Any, name: str = "rows") -> None:
@@ -39,3 +39,16 @@ def trajectories_in(given: Any, name: str) -> list[Trajectory]:
     got = wrong[0] if wrong else given
     check_fit(several and not wrong, name, "be a list of trajectories, as collect returns them", got)
     return found
+
+
+def without_branches(
+    episodes: Sequence[Trajectory], experts: Sequence[Trajectory] = ()
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Split episodes into two lists: episodes that resume no given episode, and branches of given episodes.
+
+    An episode that continues an UNFINISHED episode is no branch.
+    """
+    begun = {one.key for one in (*episodes, *experts) if not unfinished(one)}
+    resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
+    pairs = list(zip(episodes, resumes, strict=True))
+    return [one for one, own in pairs if not own], [one for one, own in pairs if own]

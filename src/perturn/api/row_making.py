@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perturn.api.arguments import trajectories_in
-from perturn.api.weighing import weigh
+from perturn.api.arguments import trajectories_in, without_branches
+from perturn.api.weighing import chosen_credit, weigh
 from perturn.config.compatibility import providers
 from perturn.config.parsing import build_entry, section_of
 from perturn.config.row_maker_settings import (
@@ -52,7 +52,7 @@ def make_rows(
         rows: Row maker, name of a row maker, or section `rows`.
         experts: The expert's episodes, for a row maker that reads them or their branches.
         branches: Episodes that resume other episodes. None: the episodes of `explored` that resume another episode of
-            `explored` or `experts`.
+            `explored` or `experts`. If the row maker or the credit does not read them, a logged warning counts them.
         credit: Credit that weighs rows of groups: a credit, its name, or a section `credit`.
         seed: Seed of random choices.
         keep_no_spread: Whether to keep groups whose weights are all 0. They count only in a KL term of the loss.
@@ -66,15 +66,17 @@ def make_rows(
         ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
     maker = _maker(rows)
-    traits, grouped = maker.traits, maker.traits.makes == "groups"
+    traits = maker.traits
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
     experts = [one for one in trajectories_in(experts, "experts") if succeeded(one)]
     if branches is None:
-        episodes, branches = _without_branches(episodes, experts)
+        episodes, branches = without_branches(episodes, experts)
     branches = trajectories_in(branches, "branches")
     kept = {"keep_no_spread": True} if keep_no_spread else {}
     _check_weighing(maker, credit, weighing | kept)
     _check_episodes(maker, episodes, experts, branches)
+    weigher = chosen_credit(credit) if traits.makes == "groups" else None
+    read = branches if _reads_branches(maker, weigher, len(branches)) else []
     of_expert = "expert-branches" in traits.branches and bool(experts)
     made = rows_made(
         maker,
@@ -82,18 +84,29 @@ def make_rows(
             explored=episodes,
             experts=experts,
             sft_episodes=experts,
-            branches=branches if traits.branches or grouped else (),
+            branches=read,
             begun=[one for one in (experts if of_expert else episodes) if not failed(one)],
             given=[] if traits.source is None else list(_rows_of(traits)),
             seed=seed,
         ),
     )
-    found, counts = list(made.rows), made.counts
-    if grouped:
-        found, counts = _trained(made, traits, keep_no_spread, credit, weighing)
-    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes)} episodes"
+    found, counts = list(made.rows), {**made.counts}
+    if weigher is not None:
+        found, counts = _trained(made, traits, keep_no_spread, weigher, weighing)
+    counts["ignored"] = len(branches) - len(read)
+    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes) + len(branches)} episodes"
     _logger.log(logging.INFO if found else logging.WARNING, "%s", said + _account(counts, made.lacks))
     return found
+
+
+def _reads_branches(maker: RowMaker, weigher: Credit | None, branches: int) -> bool:
+    """Return whether a row maker, or the credit of its groups, reads branches. If not, log how many are ignored."""
+    reads = bool(maker.traits.branches) if weigher is None else weigher.traits.trains_branches
+    if branches and not reads:
+        by = "" if weigher is None else f" with credit {type(weigher).__name__}"
+        said = "%d episodes resume others, and %s%s does not read them."
+        _logger.warning(said, branches, type(maker).__name__, by)
+    return reads
 
 
 def _account(counts: Mapping[str, int], lacks: str) -> str:
@@ -108,16 +121,6 @@ def _maker(rows: Any) -> Any:
     maker = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
     check_row_maker(maker)
     return maker
-
-
-def _without_branches(
-    episodes: Sequence[Trajectory], experts: Sequence[Trajectory]
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Split episodes into two lists: episodes that resume no given episode, and branches of given episodes."""
-    begun = {one.key for one in (*episodes, *experts)}
-    resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
-    pairs = list(zip(episodes, resumes, strict=True))
-    return [one for one, own in pairs if not own], [one for one, own in pairs if own]
 
 
 def _rows_of(traits: RowTraits) -> Iterable[Any]:
@@ -164,7 +167,7 @@ def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -
 
 
 def _trained(
-    made: Made, traits: RowTraits, keep_no_spread: bool, credit: Any, weighing: dict[str, Any]
+    made: Made, traits: RowTraits, keep_no_spread: bool, credit: Credit, weighing: dict[str, Any]
 ) -> tuple[list[WeightedTrajectory], dict[str, int]]:
     """Weigh the groups, and return the trajectories that are trained, chosen as in a run, and the counts of bins.
 
@@ -172,7 +175,7 @@ def _trained(
         made: Groups that the row maker returned.
         traits: Traits of the row maker.
         keep_no_spread: See `make_rows`.
-        credit: Credit, its name, or a section `credit`.
+        credit: The credit.
         weighing: Further arguments of `weigh`.
     """
     weighed = weigh(made.rows, credit, failed=traits.failed, **weighing)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perturn.api.arguments import trajectories_in
+from perturn.api.arguments import trajectories_in, without_branches
 from perturn.chat.model_names import tokenizer_of
 from perturn.config.parsing import section_of
 from perturn.config.sections import Section
@@ -23,6 +24,8 @@ from perturn.training.credit_choice import check_credit, make_credit
 from perturn.training.sampled_rows import weigh_groups
 from perturn.types import Trajectory, WeightedTrajectory
 from perturn.types import failed as is_failed
+
+_logger = logging.getLogger(__name__)
 
 
 def weigh(
@@ -64,8 +67,12 @@ def weigh(
     """
     check_known(failed, FAILURES, f"unknown failed {failed!r}")
     trajectories = trajectories_in(trajectories, "trajectories")
-    weigher = _made(credit)
+    weigher = chosen_credit(credit)
     _check_given(weigher, model, answer, reference)
+    _, branches = without_branches(trajectories)
+    if branches and weigher.traits.needs_group and not weigher.traits.trains_branches:
+        said = "credit %s counts %d episodes that resume others as rollouts; leave them out."
+        _logger.warning(said, type(weigher).__name__, len(branches))
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
     if weigher.needs and comparable:
@@ -84,8 +91,8 @@ def weigh(
     return [found[index].row(one) for index, one in enumerate(trajectories)]
 
 
-def _made(credit: str | Section | Credit) -> Credit:
-    """Make the credit that a name or a section describes; check and return a given credit."""
+def chosen_credit(credit: str | Section | Credit | None) -> Credit:
+    """Return the credit that a name or a section describes, or a given credit after a check."""
     if isinstance(credit, str | Mapping | None):
         return make_credit(section_of(credit, "credit"))
     must = "be a name, a section, or an object such as Mine() of a class"

@@ -183,9 +183,8 @@ class RowMaker(Protocol):
 
 FATES = ("failed", "no_turns", "too_long", "repeated", "success", "failure")
 """Categories of an explored trajectory for row makers that train on single trajectories. A trajectory gets the first
-category that fits. `too_long`: the first turn exceeds the length limit. `repeated`: the actions equal the actions of an
-earlier trajectory of the task. If the row maker reads expert episodes, the expert's trajectory counts as an earlier
-trajectory."""
+category that fits. `too_long`: the first turn exceeds the length limit. `repeated`: an earlier trajectory of the task
+has the same observations and actions, or an expert's trajectory in the rows has the same actions."""
 UNITS = ("memberships", "steps", "nodes")
 """Names of counts that are the sum of the other counts, in place of the number of explored episodes."""
 BESIDE = ("cut", "steps_")

@@ -1,4 +1,4 @@
-"""Relate episodes of a task: branches of an episode, the best episode, and equal actions."""
+"""Relate episodes of a task: branches of an episode, the best episode, and equal turns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from perturn.types import Trajectory, failed
 def actions_of(trajectory: Trajectory) -> list[object]:
     """Return the text and the tool calls of each turn's action. Native calls can differ even if all texts are empty."""
     return [(turn.action.text, without_ids(turn.action.tool_calls)) for turn in trajectory.turns]
+
+
+def exchanges_of(trajectory: Trajectory) -> list[object]:
+    """Return the observation and the action of each turn, without ids of tool calls."""
+    heard = (
+        [{key: value for key, value in said.items() if key != "tool_call_id"} for said in turn.observation]
+        for turn in trajectory.turns
+    )
+    return list(zip(heard, actions_of(trajectory), strict=True))
 
 
 def without_ids(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ _WEIGHTS = (
     "expected a trajectory, got one with weights. Give such rows to TurnTrainer, or leave the weights out."
 )
 
+_NUMBER = "number the episodes of a task in the key `sample`: 0, 1, ..."
 _IMPORT_TOGETHER = "import both logs in one command: perturn import-logs A B."
 _IMPORTED = re.compile(rf"log(-({'|'.join(FORMATS)}))+")
 """Pattern of the environments of episodes that `import-logs` writes. A log may have several formats."""
@@ -189,8 +190,9 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
                 digest = hash(record.text or str(record.value))
                 first, known = seen.setdefault(row.key, (record.label, digest))
                 if first != record.label:
-                    are_imports = bool(_IMPORTED.fullmatch(row.environment)) and known != digest
-                    remedy = _IMPORT_TOGETHER if are_imports else "delete one of the two."
+                    remedy = "delete one of the two."
+                    if known != digest:
+                        remedy = _IMPORT_TOGETHER if _IMPORTED.fullmatch(row.environment) else _NUMBER
                     raise DataError(f"has the task and sample of {source.unit} {first}; {remedy}")
             yield record, row
         except DataError as error:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perturn.config.row_maker_settings import FATES, RowInputs
-from perturn.data.origins import actions_of
+from perturn.data.origins import actions_of, exchanges_of
 from perturn.episodes.prompts import suffixed
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -36,8 +36,8 @@ def divide(inputs: RowInputs, *, starts_over: bool, suffixes: tuple[str, str] = 
     """Divide explored trajectories into successes and failures.
 
     Trajectories without turns are left out, and trajectories whose first turn does not fit the length limit. Repeated
-    trajectories are left out too: they have the task and the actions of an earlier trajectory, or of an expert's
-    trajectory in the rows.
+    trajectories are left out too: they have the observations and the actions of an earlier trajectory of their task, or
+    the actions of an expert's trajectory in the rows. The texts of an expert's observations may have another source.
 
     Args:
         inputs: Inputs of the row maker. The expert's episodes on unexplored tasks are not in `Divided.experts`.
@@ -76,17 +76,23 @@ def _too_long(
 
 
 def _fate(trajectory: Trajectory, too_long: Collection[tuple[str, int]], known: list[object]) -> str:
-    """Return the outcome of a trajectory, one of `FATES`, and add its actions to the known actions of its task."""
+    """Return the outcome of a trajectory, one of `FATES`, and add its turns to `known`.
+
+    Args:
+        trajectory: An explored trajectory.
+        too_long: Keys of the trajectories whose first turn does not fit.
+        known: Turns of the earlier trajectories of the task, and actions of the expert's trajectories.
+    """
     if failed(trajectory):
         return "failed"
     if not trajectory.turns:
         return "no_turns"
     if trajectory.key in too_long:
         return "too_long"
-    actions = actions_of(trajectory)
-    if actions in known:
+    exchanges = exchanges_of(trajectory)
+    if exchanges in known or actions_of(trajectory) in known:
         return "repeated"
-    known.append(actions)
+    known.append(exchanges)
     return "success" if succeeded(trajectory) else "failure"
 
 

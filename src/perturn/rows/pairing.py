@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from perturn.config.row_maker_settings import Made, RowInputs
-from perturn.data.origins import actions_of, best_by_task, ending_at
+from perturn.config.row_maker_settings import BESIDE, UNITS, Made, RowInputs
+from perturn.data.origins import actions_of, best_by_task, ending_at, exchanges_of
 from perturn.errors import DataError
 from perturn.types import PreferencePair, Trajectory, failed
 
@@ -16,6 +16,20 @@ OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_
 
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
 """Outcomes of a trajectory that is paired within its group; `over`: the group already has its number of pairs."""
+
+_REASONS = {
+    "failed": "FAILED",
+    "no_expert": "no expert episode of the task",
+    "no_turns": "no turns",
+    "identical": "the same actions as the other side",
+    "tie": "the same reward as the other side",
+    "better_than_expert": "a higher reward than the expert",
+    "alone": "no episode to pair with",
+    "too_long": "too long, or both sides are equal within the length limit",
+}
+"""Outcomes of episodes without a pair, in words."""
+
+_COMPARE_TASKS = "compare the task ids of the expert's successes, as in expert.file, with explore.tasks"
 
 _ROUNDING = 1e-9
 """Difference below which two gaps count as equal. Rewards have rounding errors: 0.81 - 0.41 is 0.4 plus 6e-17."""
@@ -27,12 +41,25 @@ Paired = tuple[list[PreferencePair], Counter[str]]
 def made(found: Paired, none: str) -> Made:
     """Return pairs and counts as the result of a row maker.
 
+    If there is no pair, the result names the reason with the largest count.
+
     Args:
         found: Pairs and counts.
-        none: Possible reason if there is no pair, such as `rows.threshold=0.4`.
+        none: Reason if the largest count has no reason of its own, such as `rows.threshold=0.4`.
     """
     pairs, counts = found
-    return Made(pairs, counts, "" if pairs else f"no pair is left ({none})")
+    if pairs:
+        return Made(pairs, counts)
+    units = {
+        name: count for name, count in counts.items() if name not in UNITS and not name.startswith(BESIDE)
+    }
+    largest = max(units, key=lambda name: units[name], default="")
+    if not units.get(largest) or largest not in _REASONS:
+        return Made(pairs, counts, f"no pair is left ({none})")
+    lacks = f"no pair is left ({units[largest]} of {sum(units.values())}: {_REASONS[largest]})"
+    if largest == "no_expert":
+        return Made(pairs, counts, lacks, remedy=_COMPARE_TASKS)
+    return Made(pairs, counts, lacks)
 
 
 def starting(episodes: Sequence[Trajectory], inputs: RowInputs) -> list[Trajectory]:
@@ -141,7 +168,8 @@ def best_over_worst(
         most = len(ranked) // 2
         for rank in range(most):
             best, worst = ranked[rank], ranked[-1 - rank]
-            outcome = _outcome(best, worst, threshold) if per_group is None or rank < per_group else "over"
+            is_over = per_group is not None and rank >= per_group
+            outcome = "over" if is_over else _outcome(best, worst, threshold, same=exchanges_of)
             counts[outcome] += 2
             if outcome == "kept":
                 pairs.append(PreferencePair(chosen=best, rejected=worst))
@@ -166,7 +194,13 @@ def cut(trajectory: Trajectory, expert: Trajectory | None, max_extra_turns: int 
     return ending_at(trajectory, len(expert.turns) + max_extra_turns)
 
 
-def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) -> str:
+def _outcome(
+    expert: Trajectory | None,
+    rejected: Trajectory,
+    threshold: float,
+    same: Callable[[Trajectory], list[object]] = actions_of,
+) -> str:
+    """Return the outcome of an episode that is compared with another one. Sides with equal `same` are identical."""
     if failed(rejected):
         return "failed"
     if expert is None:
@@ -174,7 +208,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
     check_comparable(expert, rejected)
     if not rejected.turns:
         return "no_turns"
-    if actions_of(expert) == actions_of(rejected):
+    if same(expert) == same(rejected):
         return "identical"
     gap = expert.total_reward - rejected.total_reward
     if is_tie(gap):

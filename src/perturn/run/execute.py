@@ -33,6 +33,7 @@ from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import make_protocol, ruled
+from perturn.run.recorded_episodes import check_sampled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.served_policy import engine_settings, require_weights
 from perturn.run.session import Session, backend_settings, make_renderer, world_maker
@@ -40,7 +41,7 @@ from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.collect_stage import check_expert
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
-from perturn.run.stages.row_stage import ROWS_OF, check_made
+from perturn.run.stages.row_stage import ROWS_OF, check_experts, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen
 from perturn.run.task_lists import TaskLists, look_up_checked
 from perturn.table import locate, require_library
@@ -225,6 +226,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
     own = _check_sources(recipe, renderer)
     if recipe.environment is None:
         check_pathfinder(recipe, None)
+        check_experts(recipe, own, ())
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
@@ -233,7 +235,8 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
         check_pathfinder(recipe, env)
         check_corrector(recipe, env)
         task_lists = look_up_checked(recipe, env, command)
-        task_lists.warn_of_seen(own)
+        task_lists.warn_of_seen(set().union(*own.values()))
+        check_experts(recipe, own, task_lists.tasks.get("explore", ()))
         refuse_seen(recipe, task_lists)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, task_lists)
@@ -265,17 +268,23 @@ def _check_side_engines(recipe: Recipe) -> None:
         check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
 
 
-def _check_sources(recipe: Recipe, renderer: Renderer | None) -> set[str]:
-    """Read the user's own rows once, reject rows that training would reject, and return the ids of their tasks."""
-    found: set[str] = set()
+def _check_sources(recipe: Recipe, renderer: Renderer | None) -> dict[str, set[str]]:
+    """Read the user's own rows once, and reject rows that training would reject.
+
+    Returns:
+        Ids of the tasks of the rows, by the key of the file. Without a judge, only successes of the expert count.
+    """
+    found: dict[str, set[str]] = {}
     for key, file in own_files(recipe).items():
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         with within(f"{key}: ", DataError):
             open_rows(file)
         checked = partial(_check_row, renderer, recipe.model.max_length, key, _reads_sampled(recipe, key))
         with at_work(f"checking {key}") as work:
+            tasks, every = found.setdefault(key, set()), key != "expert.file" or recipe.judge is not None
             for count, row in enumerate(rows_of(user_path(file, key), kind, checked), start=1):
-                found |= {side.task.id for side in sides_of(row) if not is_numbered(side)}
+                sides = [side for side in sides_of(row) if every or succeeded(side)]
+                tasks |= {side.task.id for side in sides if not is_numbered(side)}
                 work.note = f"{count} rows"
     return found
 
@@ -286,17 +295,6 @@ def _reads_sampled(recipe: Recipe, key: str) -> bool:
         return False
     loss = locate("perturn.training.credit_choice:make_loss")(recipe.align.loss, "align.loss")
     return bool(loss.traits.needs_behavior)
-
-
-def _check_sampled(row: Trajectory) -> None:
-    """Reject an explored episode without the sampled tokens and their log-probabilities, which the loss reads."""
-    for index, turn in enumerate(row.turns if not failed(row) else ()):
-        if turn.carries_loss and (turn.action.token_ids is None or turn.action.logprobs is None):
-            raise DataError(
-                f"task {row.task.id!r:.80}: turns[{index}].action holds no token_ids with logprobs, which the loss of "
-                "align reads. Episodes that hold only texts can become pairs: rows={name: group-pairs}, credit=null "
-                "and align.loss={name: tlm-dre}."
-            )
 
 
 def _check_row(renderer: Renderer | None, max_length: int | None, key: str, sampled: bool, row: Row) -> None:
@@ -310,7 +308,7 @@ def _check_row(renderer: Renderer | None, max_length: int | None, key: str, samp
             "with `messages`, `reward` and `task`."
         )
     if sampled and isinstance(row, Trajectory):
-        _check_sampled(row)
+        check_sampled(row)
     if renderer is None:
         return
     sides = sides_of(row)

@@ -68,12 +68,9 @@ class ProgressPairs:
         """Return the pairs, ordered by explored episode, by turn and by rank."""
 
         def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
-            # FAILED branches are not measured, since replaying them may fail again.
-            ended = inputs.measure([one for one in branches if not failed(one)])
-            broken = [one for one in branches if failed(one)]
             one_turn = self.length == "turn"
             return pair_right_with_wrong(
-                inputs.measure(begun), [*ended, *broken], per_group=self.per_group, one_turn=one_turn
+                inputs.measure(begun), inputs.measure(branches), per_group=self.per_group, one_turn=one_turn
             )
 
         return made(paired_within_branches(inputs, pair), "no right turn beside a wrong one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,8 +107,7 @@ def bring_expert(session: Session, stage: Stage) -> None:
         counts |= outcomes(read_trajectories(target))
         if compares_expert(session.recipe):
             counts |= session.judge(target, "expert episodes")
-    if ignored := counts["episodes"] - counts["success"]:
-        _logger.warning("%s: training ignores %d of the episodes, which are no successes.", source, ignored)
+    _warn_of_failures(source, counts, counts["episodes"] - counts["success"], "training ignores them")
 
 
 def bring_explored(session: Session, stage: Stage) -> None:
@@ -124,6 +123,15 @@ def bring_explored(session: Session, stage: Stage) -> None:
         write_records(target, rows_of(source, Trajectory))
         counts |= outcomes(read_trajectories(target))
         counts |= session.judge(target, "exploration episodes")
+    effect = "rows and reports count them as failures; set `success: true` in the successes"
+    _warn_of_failures(source, counts, 0 if counts["success"] else counts["episodes"], effect)
+
+
+def _warn_of_failures(source: Path, counts: Mapping[str, int], failures: int, effect: str) -> None:
+    """Log a warning that episodes of a user's file are no successes, as without the key `success`."""
+    if failures:
+        said = "%s: %d of %d episodes are no successes, and %s."
+        _logger.warning(said, source, failures, counts["episodes"], effect)
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:

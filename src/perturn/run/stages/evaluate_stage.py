@@ -30,7 +30,7 @@ from perturn.run.stages.measure_distance import measured
 from perturn.run.stages.selection import Selection, candidate_counts
 from perturn.run.task_lists import task_list_digest
 from perturn.select.lookup import traits_of
-from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
+from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory
 
 _SHARED = ("name", "prompt_sha256", "max_turns", "decoding")
 """Conditions that must be equal for all scores of a run, whatever the version of Perturn."""
@@ -97,9 +97,7 @@ def _refuse_other_rules(run: Run, conditions: Mapping[str, Any]) -> None:
 
 def _measure(session: Session, sense: str, file: Path) -> None:
     """Write the distance to a success around each turn into the scored episodes, except FAILED episodes."""
-    episodes = list(read_trajectories(file))
-    over = measured(session.recipe, [one for one in episodes if not failed(one)], sense)
-    _rewrite(file, [*over, *filter(failed, episodes)])
+    _rewrite(file, measured(session.recipe, read_trajectories(file), sense))
 
 
 def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:

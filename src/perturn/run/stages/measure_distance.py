@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,13 +16,16 @@ from perturn.envs.abilities import check_abilities
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
-from perturn.errors import EngineFailure, EnvironmentFailure, check_fit, required
+from perturn.errors import EngineFailure, EnvironmentFailure, RunError, check_fit, required
 from perturn.faults import closing_world
+from perturn.io.plain_data import named_error
 from perturn.needs import Distance, request_of
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import world_maker
 from perturn.table import locate
-from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
+from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory, failed
+
+_logger = logging.getLogger(__name__)
 
 
 def sense_of(recipe: Recipe) -> str | None:
@@ -69,6 +73,8 @@ def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[Pref
 def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None = None) -> list[Trajectory]:
     """Return the episodes, with the distance to a success of each turn if the recipe reads it.
 
+    FAILED episodes are returned unchanged, since the environment may fail on their tasks again.
+
     Args:
         recipe: Recipe of the run.
         episodes: Episodes, in any order.
@@ -86,7 +92,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
     with closing_world(world_maker(recipe)()) as env:
         for one in track(episodes, "remaining path", "episodes"):
             if id(one) not in found:  # an expert episode may be in several pairs
-                found[id(one)] = _measured(env, one, protocol, sense)
+                found[id(one)] = one if failed(one) else _measured(env, one, protocol, sense)
     return [found[id(one)] for one in episodes]
 
 
@@ -124,8 +130,8 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
 
     Returns:
         Corrected episodes in the same order, with task, sample and seed of the explored episode. Episodes without a
-        solution of the expert are left out. Not all corrected episodes succeed. The turns after the first `taken_over`
-        turns are the expert's.
+        solution of the expert are left out, and episodes for which the expert raises. Not all corrected episodes
+        succeed. The turns after the first `taken_over` turns are the expert's.
 
     Raises:
         DataError: If the environment's observations differ from the recorded ones.
@@ -139,7 +145,7 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
 
 
 def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) -> Trajectory | None:
-    """Replay the first turns of an episode, then play the expert's actions; None if the expert has no solution.
+    """Replay the first turns of an episode, then play the expert's actions; None if the expert has none or raises.
 
     Args:
         env: An environment that is also a `Corrector`.
@@ -149,7 +155,14 @@ def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) 
     """
     kept = replace(begun, turns=begun.turns[:turns])
     commands = [command for command in replay(env, kept, protocol) if command is not None]
-    onward = env.correct(begun.task, commands)
+    try:
+        onward = env.correct(begun.task, commands)
+    except RunError:
+        raise
+    except Exception as error:  # noqa: BLE001  environments are code of others
+        warning = "task %.80r, sample %d: the expert cannot correct the episode, which is left out: %s"
+        _logger.warning(warning, begun.task.id, begun.sample, named_error(error))
+        return None
     if onward is None:
         return None
     write = FORMATS[protocol.format].write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from perturn.config.stages import Stage, mark, rows_name
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
 from perturn.display.progress_bars import mention
-from perturn.errors import RunError, check_fit, check_none
+from perturn.errors import ConfigError, RunError, check_fit, check_none
 from perturn.formats.read_rows import rows_of
 from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
@@ -25,7 +25,7 @@ from perturn.run.session import Session
 from perturn.run.stages.branch_stage import played_on
 from perturn.run.stages.measure_distance import corrected, measured, measured_pairs
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+from perturn.types import PreferencePair, Task, Trajectory, WeightedTrajectory, failed, succeeded
 
 ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTrajectory}
 """Classes of the user's own rows, by the kind of rows."""
@@ -61,6 +61,8 @@ def make_rows(session: Session, stage: Stage) -> None:
                 f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories{whose}, {made.lacks}; "
                 f"{made.remedy}."
             )
+        if made.lacks:
+            mention(f"{made.lacks}; {made.remedy}.")
         if traits.makes == "pairs":
             write_pairs(
                 _file(run, stage), rows if sense_in(recipe.rows.needs) else measured_pairs(recipe, rows)
@@ -126,6 +128,25 @@ def check_made(recipe: Recipe) -> None:
     if traits.reads_logprobs:
         reader = f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled"
         require_weights(recipe, reader, "rows.takeover=random")
+
+
+def check_experts(recipe: Recipe, own: Mapping[str, Collection[str]], tasks: Iterable[Task]) -> None:
+    """Reject a file of expert episodes that can give no pair, since no success in it is on an explored task.
+
+    Args:
+        recipe: Recipe of the run.
+        own: Ids of the tasks of the user's own rows, by the key of the file; for the expert, of the successes alone.
+        tasks: Tasks of `explore.tasks`.
+    """
+    if recipe.rows is None or recipe.rows.traits.makes != "pairs" or not recipe.rows.traits.expert:
+        return
+    shown, explored = own.get("expert.file"), set(own.get("explore.path") or (task.id for task in tasks))
+    if shown is not None and explored and explored.isdisjoint(shown):
+        such = f"are such as {min(shown)!r:.80}" if shown else "have no task"
+        raise ConfigError(
+            f"expert.file: no success is on an explored task, so rows.name={rows_name(recipe)} can make no pair. Tasks "
+            f"of its successes {such}; explored tasks are such as {min(explored)!r:.80}. Compare the task ids."
+        )
 
 
 def _inputs(session: Session, stage: Stage) -> RowInputs:
