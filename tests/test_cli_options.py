@@ -4,12 +4,14 @@ import io
 import math
 import resource
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from perturn.cli import main
 from perturn.cli._base import say_json
+from perturn.data.run_paths import RunPaths
 
 
 @pytest.mark.parametrize(
@@ -141,3 +143,15 @@ def test_a_latin_1_terminal_shows_other_characters_as_escapes(monkeypatch):
     main()
 
     assert written.getvalue() == b"0.1 \\u2192 0.2\n"
+
+
+def test_the_summary_of_a_run_is_ascii_json(perturn, monkeypatch, tmp_path):
+    """A Latin-1 terminal would escape other characters, and the line would be no JSON."""
+    (tmp_path / "summary.json").write_text('{"task": "\U0001f600"}', encoding="utf-8")
+    opened = SimpleNamespace(folder=tmp_path, paths=RunPaths(tmp_path))
+    monkeypatch.setattr("perturn.run.execute.open_run", lambda recipe: nullcontext(opened))
+    monkeypatch.setattr("perturn.run.execute.run_stages", lambda run: None)
+    monkeypatch.setattr("perturn.report.write_report", lambda folder: folder)
+
+    lines = perturn("run", "demo", "--json")[1].splitlines()
+    assert lines == ['{"task": "\\ud83d\\ude00"}'] * 2  # the demo has a recipe that follows

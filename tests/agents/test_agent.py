@@ -237,8 +237,8 @@ def test_what_an_agent_gets(tmp_path):
         "task = json.load(open(os.environ['PERTURN_TASK']))\n"
         "env = os.environ; url = env['PERTURN_SESSION']\n"
         "assert url + '/v1' == env['OPENAI_BASE_URL'] == env['OPENAI_API_BASE']\n"
-        "assert url == env['ANTHROPIC_BASE_URL'] == env['ANTHROPIC_API_URL']\n"
-        "said = os.environ.get('MY_API_KEY'), os.environ.get('OTHER_API_KEY'), sorted(task)\n"
+        "assert {url} == {env['ANTHROPIC_' + name] for name in ('BASE_URL', 'API_URL', 'API_BASE')}\n"
+        "said = *map(env.get, ('MY_API_KEY', 'OTHER_API_KEY', 'CLAUDE_CODE_ATTRIBUTION_HEADER')), sorted(task)\n"
         "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': repr(said)}]}\n"
         "auth = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}\n"
         "u.urlopen(u.Request(url + '/v1/chat/completions', json.dumps(body).encode(), auth)).read()\n"
@@ -258,7 +258,7 @@ def test_what_an_agent_gets(tmp_path):
         (one,) = played(section).values()
 
     assert one.error is None
-    assert one.turns[0].observation_text == "('mine', None, ['id', 'kind', 'seed', 'split'])"
+    assert one.turns[0].observation_text == "('mine', None, '0', ['id', 'kind', 'seed', 'split'])"
     assert (one.total_reward, one.task.kind) == (0.5, "k")
 
 

@@ -292,16 +292,16 @@ def har(text, *messages, **response):
     return {"request": request, "response": {"status": 200, "content": {"text": text}} | response}
 
 
-@pytest.mark.parametrize("as_message", [False, True])
-def test_the_billing_line_of_claude_code_is_no_instruction(as_message, bring):
+@pytest.mark.parametrize("role", [None, "system", "developer"])
+def test_the_billing_line_of_claude_code_is_no_instruction(role, bring):
     """The line differs in each request, so that no request would extend an earlier request."""
     records, messages = [], [user("q")]
     for number in range(2):
         parts = [f"x-anthropic-billing-header: cc_version=2.1.37; cch=fa{number};", "Be brief."]
         system = [{"type": "text", "text": part} for part in parts]
         record = call("a", *messages)
-        if as_message:
-            record["request"]["messages"].insert(0, {"role": "system", "content": system})
+        if role is not None:
+            record["request"]["messages"].insert(0, {"role": role, "content": system})
         else:
             record["request"]["system"] = system
         records.append(record)
@@ -309,28 +309,26 @@ def test_the_billing_line_of_claude_code_is_no_instruction(as_message, bring):
 
     _, (found,) = bring(*records)
 
-    assert found.prompt == ({"role": "system", "content": "Be brief."},)
+    assert found.prompt == ({"role": role or "system", "content": "Be brief."},)
     assert len(found.turns) == 2
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_the_duration_of_a_call_is_not_its_time(begun, bring):
-    """A HAR file holds the duration under `time`. Without a start, the order of the log counts."""
-    first = {"time": 900.0} | har("a", user("q"))
+@pytest.mark.parametrize("is_har", [True, False])
+def test_the_duration_of_a_call_is_not_its_time(is_har, bring):
+    """A HAR file holds the duration under `time`. Another log may hold the seconds since it began."""
+    first = {"time": 900.0 if is_har else 0.0} | har("a", user("q"))
     second = {"time": 100.0} | har("b", user("q"), said("a"), user("more"))
-    records = [first, second]
-    if begun:
-        records = [
-            second | {"startedDateTime": "2026-01-01T00:00:02Z"},
-            first | {"startedDateTime": "2026-01-01T00:00:00Z"},
-        ]
+    if is_har:
+        second["startedDateTime"], first["startedDateTime"] = "2026-01-01T00:00:02Z", "2026-01-01T00:00:00Z"
 
-    _, (found,) = bring(*records)
+    _, (found,) = bring(second, first)
 
     assert [turn.action.text for turn in found.turns] == ["a", "b"]
 
 
-@pytest.mark.parametrize("failed", [{"status": 502}, {"status_code": 429}])
+@pytest.mark.parametrize(
+    "failed", [{"status": 502}, {"status_code": 429}, {"statusCode": 500}, {"status": "503"}]
+)
 def test_a_page_of_an_error_is_no_answer(failed, bring):
     page = {"request": {"messages": [user("q")]}, "response": {"body": "<html>Bad gateway</html>"} | failed}
 
@@ -339,14 +337,23 @@ def test_a_page_of_an_error_is_no_answer(failed, bring):
     assert account.calls == {"turns": 1, "no_answer": 1}
 
 
-def test_a_body_in_base64_is_decoded(bring):
-    """A body that is no text, such as a compressed one, cannot be used."""
-    body = json.dumps({"choices": [{"message": said("a")}]}).encode()
-    texts = [base64.b64encode(each).decode() for each in (body, b"\x1f\x8b\xff")]
-    records = [har("", user("q"), content={"encoding": "base64", "text": text}) for text in texts]
-
-    account, (found,) = bring(*records)
+def test_an_unread_response_does_not_say_that_a_call_failed(bring):
+    _, (found,) = bring(call("a", user("q")) | {"completion": '{"status": "failed"}'})
 
     assert found.turns[0].action.text == "a"
-    assert account.calls == {"turns": 1, "unsupported": 1}
+
+
+def test_a_body_in_base64_is_decoded(bring):
+    """A body that is no text, such as a compressed one, cannot be used. The score of a failed call stays."""
+    body = json.dumps({"choices": [{"message": said("a")}]}).encode()
+    contents = [
+        {"encoding": "base64", "text": base64.b64encode(each).decode()} for each in (body, b"\x1f\x8b\xff")
+    ]
+    records = [har("", user("q"), content=each) for each in contents]
+    failed = har("", user("q"), content=contents[1], status=429) | {"feedback": "up"}
+
+    account, (found,) = bring(*({"session_id": "s"} | each for each in (*records, failed)))
+
+    assert (found.turns[0].action.text, found.total_reward) == ("a", 1.0)
+    assert account.calls == {"turns": 1, "unsupported": 1, "no_answer": 1}
     assert "response.content.text: expected a text in base64" in next(account.shown_faults())

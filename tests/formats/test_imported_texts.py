@@ -7,6 +7,7 @@ import pytest
 from perturn.data.store import read_trajectories
 from perturn.formats.logs.log_entries import Fields
 from perturn.formats.logs.log_values import text_id
+from perturn.formats.logs.provider_messages import without_billing_line
 from perturn.formats.rollouts.chat_markup import conversation_of, response_of
 from perturn.run.log_import.import_logs import LogSettings, import_logs
 from perturn.run.log_import.log_spool import LogSpool
@@ -45,6 +46,21 @@ def test_prompts_that_begin_alike_are_different_tasks(bring):
 @pytest.mark.parametrize(("value", "expected"), [(2.0, "2"), (2.5, None), (float("nan"), None), (True, None)])
 def test_whole_floats_are_ids(value, expected):
     assert text_id(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("cc_version=2.1.37; cc-name=a b; cch=fa690;\n\nmode=fast; be brief.", "mode=fast; be brief."),
+        ("cc_version=2.1.37; cch=fa690;mode=fast; be brief.\nNow.", "mode=fast; be brief.\nNow."),
+        ("cc_version=2.1.37; cch=fa690\nBe brief.", "Be brief."),
+        ("another form\nBe brief.", "Be brief."),
+    ],
+)
+def test_the_billing_line_ends_before_the_instructions(given, kept):
+    message = {"role": "system", "content": f"x-anthropic-billing-header: {given}"}
+
+    assert without_billing_line([message, user("q")]) == [{"role": "system", "content": kept}, user("q")]
 
 
 @pytest.mark.parametrize("opened", ["", "<think>\n", "<think>\n\n</think>\n\n"])

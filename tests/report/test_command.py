@@ -64,8 +64,8 @@ def test_the_page_of_many_runs_has_a_short_name(tmp_path):
     """The hash tells other runs with the same first name apart."""
     paths = [tmp_path / f"alfworld_qwen3-4b_tlm-dre_seed-{seed}-é" for seed in range(8)]
 
-    names = [_page_path(each).name for each in (paths, paths[:-1], paths[:2])]
+    names = [_page_path(each).name for each in (paths, paths[:-1], paths[:5])]
 
     assert re.fullmatch(r"report-alfworld_qwen3-4b_tlm-dre_seed-and-7-others-[0-9a-f]{8}\.html", names[0])
     assert len(set(names)) == 3
-    assert names[2] == f"report-{paths[0].name}-{paths[1].name}.html"
+    assert names[2] == f"report-{'-'.join(path.name for path in paths[:5])}.html"

@@ -356,16 +356,18 @@ def test_small_numbers_keep_their_digits_and_a_missing_number_is_empty(online, m
 
 
 def test_an_unfinished_exploration_without_iterations_is_left_out_and_noted(run, make):
-    """Its first episodes are short. An unfinished training is shown, with a note."""
-    make.manifest(
-        run, stages={name: {"seconds": 1.0, "counts": {}, "done": False} for name in ("explore", "align")}
-    )
+    """Its first episodes are short, also in a group. An unfinished training is shown, with a note."""
+    make.put(run / "trajectories" / "explore.jsonl", [replace(make.trajectory("p0", 1.0), sample=1)])
+    names = ("explore", "align", "evaluate-late")
+    make.manifest(run, stages={name: {"seconds": 1.0, "counts": {}, "done": False} for name in names})
 
     found = read_run(run)
 
     assert [row["explored"] for row in summarize(run)["iterations"]] == []
     assert "explored trajectories" not in [row["name"] for row in set_rows(found)]
     notes = [note for note in found.notes if "is not finished" in note]
-    assert [note.partition(" is not")[0] for note in notes] == ["The stage explore", "The stage align"]
-    assert ["left out of all numbers" in note for note in notes] == [True, False]
-    assert "exploration not finished" in [each["label"] for each in make.page_of(run).piece("index")["sets"]]
+    assert [note.partition(" is not")[0] for note in notes] == [f"The stage {name}" for name in names]
+    assert ["left out of all numbers" in note for note in notes] == [True, False, True]
+    page = make.page_of(run)
+    assert "exploration not finished" in [each["label"] for each in page.piece("index")["sets"]]
+    assert ("group-0" in page.figures, "One group side by side" in page.text) == (False, False)

@@ -110,7 +110,7 @@ def test_a_search_in_conversations_reads_texts_and_no_names_of_fields(printed):
 
 
 def test_the_list_comes_back_at_the_shown_episode(printed):
-    """The link to the list has the filters of the moment of the click."""
+    """Another list opens at its start. The link to the list has the filters of the moment of the click."""
     told = """
     globalThis.document = { body: { dataset: {} } };
     globalThis.location = {};
@@ -118,9 +118,11 @@ def test_the_list_comes_back_at_the_shown_episode(printed):
     loadCatalogue = fillForm = completeSides = () => {};
     const rows = [4, 7, 9].map((number) => ({ number, other: null }));
     const list = { reveal: (index) => console.log("row", index) };
-    browser = { filters: null, number: 9, other: null, isGroup: false, rows: [], list };
+    const filters = Object.fromEntries(FILTERS.map((name) => [name, ""]));
+    browser = { filters, number: 9, other: null, isGroup: false, rows: [], list };
     applyFilters = async () => { browser.rows = rows; };
-    openBrowser("episodes", {}).then(() => {
+    openBrowser("episodes", {}).then(async () => {
+      await openBrowser("episodes", { sort: "turns" });
       document.body.dataset.open = "episode";
       browser.filters = { ...browser.filters, q: "new" };
       leaveEpisode();
@@ -128,18 +130,32 @@ def test_the_list_comes_back_at_the_shown_episode(printed):
     });
     """
 
-    assert printed("core route data browser", told) == ["row 2", "#episodes?q=new"]
+    assert printed("core route data browser", told) == ["row 2", "#episodes?q=new&sort=turns"]
+
+
+FIGURES = """
+globalThis.window = { matchMedia: () => ({}) };
+globalThis.document = { documentElement: { dataset: {} } };
+var embedded = () => ({ layout: {}, data: [], light: null });
+"""
+PLOTLY = """
+const fit = (place) => {
+  if (place.clientWidth) place._fullLayout = { width: place.clientWidth };
+  console.log("fit", place.name, place.clientWidth);
+};
+const react = async (place) => {
+  place._fullLayout ??= { width: place.clientWidth };
+  console.log("draw", place.name, place.clientWidth);
+};
+window.Plotly = { react, Plots: { resize: async (place) => { await null; fit(place); } } };
+plotly = async () => window.Plotly;
+const [one, other] = ["one", "other"].map((name) => ({ name, clientWidth: 700, dataset: {} }));
+"""
 
 
 def test_figures_fit_a_window_that_changed_while_they_were_hidden(printed):
     """One was drawn at 700 pixels; the other was asked for while the report was hidden, and is drawn later."""
     told = """
-    const resize = async (place) => console.log("fit", place.name, place.clientWidth);
-    const react = async (place) => console.log("draw", place.name, place.clientWidth);
-    window.Plotly = { react, Plots: { resize } };
-    plotly = async () => window.Plotly;
-    embedded = () => ({ layout: {}, data: [], light: null });
-    const [one, other] = ["one", "other"].map((name) => ({ name, clientWidth: 700, dataset: {} }));
     (async () => {
       await draw(one);
       one.clientWidth = other.clientWidth = 0;
@@ -149,14 +165,45 @@ def test_figures_fit_a_window_that_changed_while_they_were_hidden(printed):
       await fitFigures();
     })();
     """
-    start = """
-    globalThis.window = { matchMedia: () => ({}) };
-    globalThis.document = { documentElement: { dataset: {} } };
-    var embedded;
+
+    said = printed("figures", PLOTLY + told, FIGURES)
+    assert said == ["draw one 700", "fit one 400", "draw other 400"]
+
+
+def test_figures_fit_by_their_own_width(printed):
+    """Plotly's width of the figure changed, then the reader left during a fit. Plotly does not round its width."""
+    told = """
+    (async () => {
+      await draw(one);
+      one._fullLayout.width = 500;
+      await fitFigures();
+      one.clientWidth = 400;
+      const left = fitFigures();
+      one.clientWidth = 0;
+      await left;
+      one.clientWidth = 400;
+      await fitFigures();
+      one._fullLayout.width = 399.656;
+      await fitFigures();
+    })();
     """
 
-    said = printed("figures", told, start)
-    assert said == ["draw one 700", "fit one 400", "draw other 400", "fit other 400"]
+    said = printed("figures", PLOTLY + told, FIGURES)
+    assert said == ["draw one 700", "fit one 700", "fit one 0", "fit one 400"]
+
+
+def test_a_cell_of_a_group_shows_a_thought_without_an_action(printed):
+    told = """
+    globalThis.hashOfEpisode = () => "#";
+    const made = () => ({ texts: [], setAttribute() {}, style: { setProperty() {} },
+      append(...more) { this.texts.push(...more.map((each) => each.texts?.join("") ?? each)); } });
+    globalThis.document = { createElement: made };
+    for (const said of [{ h: "hm", a: "go" }, { h: "hm" }, {}]) {
+      console.log(groupCell(0, { turns: [said] }, 0, { weight: 1 }).texts[0]);
+    }
+    """
+
+    assert printed("core data group", told) == ["go", "hm", "(empty)"]
 
 
 def test_every_script_is_in_the_page():

@@ -128,6 +128,18 @@ def test_of_a_task_with_very_many_samples_the_first_are_shown(monkeypatch, make)
     assert [one.sample for one in episode_index._chosen(played)] == [0, 1, 2, 3]
 
 
+def test_a_small_first_task_is_not_shown_alone(monkeypatch, make):
+    """The next task has nine samples, of which three fit. Its only success takes the place of the third."""
+    monkeypatch.setattr(episode_index, "SHOWN", 4)
+    small, large = sorted("ab", key=episode_index._shuffled)
+    samples = [replace(make.trajectory(large, float(sample == 8)), sample=sample) for sample in range(9)]
+    played = list(map(numbers_of, [*samples, make.trajectory(small, 0.0)]))
+
+    shown = [one.key for one in episode_index._chosen(played)]
+
+    assert shown == [(large, 0), (large, 1), (large, 8), (small, 0)]
+
+
 def test_a_page_elsewhere_needs_no_writable_run(run, tmp_path, caplog):
     """A folder has the name of the summary, which therefore cannot be written."""
     (run / "summary.json").mkdir()
@@ -137,4 +149,5 @@ def test_a_page_elsewhere_needs_no_writable_run(run, tmp_path, caplog):
     page = write_report(run, output=tmp_path / "elsewhere.html")
 
     assert page.is_file()
-    assert [line for line in caplog.messages if "summary.json" in line and "cannot be written" in line]
+    (warned,) = (line for line in caplog.messages if "summary.json was not written" in line)
+    assert "same command" not in warned

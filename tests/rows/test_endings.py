@@ -1,10 +1,12 @@
 """Explored episodes by how they ended, as rows of training."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
 from perturn.config.row_maker_settings import Limit, RowInputs, rows_made
+from perturn.data.origins import exchanges_of
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.rows import ROWS
@@ -334,17 +336,16 @@ def test_oec_takes_over_at_turns_after_the_first():
 
 
 @pytest.mark.parametrize("name", ["nat", "coh"])
-@pytest.mark.parametrize(
-    ("prompt", "shown"), [((), "Good."), (({"role": "system", "content": "Rules."},), "Rules.\nGood.")]
-)
-def test_an_expert_conversation_may_begin_with_an_action(name, prompt, shown):
-    """The text after the task then ends the prompt."""
-    begun = Trajectory(Task("row-1"), (Turn((), Action("hello")),), prompt=prompt, success=True)
-    inputs = RowInputs(explored=EXPLORED[3:5], experts=[begun], sft_episodes=[begun])
-    (row, *_) = rows_of(name, inputs, success="Good.", failure="Bad.")
+@pytest.mark.parametrize("prompt", [(), ({"role": "system", "content": "Rules."},)])
+def test_an_episode_may_begin_with_an_action(name, prompt):
+    """The text that says whether it succeeds is then a user message, in a chain of two episodes too."""
+    turns = [(Turn((), Action(text)),) for text in ("yes", "no")]
+    good, bad = (Trajectory(Task("x"), each, prompt=prompt, success=each is turns[0]) for each in turns)
+    rows = rows_of(name, RowInputs([bad], [good], [good]), success="Good.", failure="Bad.")
 
-    assert row.trajectory.messages[0]["content"] == shown
-    assert [message["role"] for message in row.trajectory.messages][1:] == ["assistant"]
+    texts = [[message["content"] for message in row.trajectory.messages[len(prompt) :]] for row in rows]
+    assert texts == [["Good.", "yes"], ["Bad.", "no", *(["Good.", "yes"] if name == "coh" else [])]]
+    assert all(row.trajectory.prompt == prompt for row in rows)
 
 
 def seen(sample, said, reward=0.0, call=None):
@@ -370,3 +371,30 @@ def test_equal_actions_after_different_observations_are_no_repetition():
     assert divide(taught, starts_over=True).counts["repeated"] == 4
     counts = [GroupPairs()(RowInputs(group)).counts for group in groups]
     assert [(each["kept"], each["identical"]) for each in counts] == [(2, 0), (0, 2)]
+
+
+def test_ids_of_calls_within_an_observation_do_not_count():
+    """An observation can hold an assistant message, such as the call of another agent, and its result."""
+
+    def heard(call):
+        calls = [{"id": call, "type": "function", "function": {"name": "f", "arguments": {}}}]
+        messages = (
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": call, "content": "r"},
+        )
+        return Trajectory(Task("a"), (Turn(messages, Action("go")),))
+
+    assert exchanges_of(heard("x")) == exchanges_of(heard("y"))
+
+
+def test_repeated_episodes_are_found_by_digests_of_their_turns():
+    """Their texts are not kept: 1000 episodes of 30 turns would take 12 MB."""
+    turns = [(Turn(({"role": "user", "content": str(at)},), Action(str(at))),) * 30 for at in range(300)]
+    inputs = RowInputs([Trajectory(Task("a"), each, sample=at) for at, each in enumerate(turns)])
+    tracemalloc.start()
+    divided = divide(inputs, starts_over=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert divided.counts["failure"] == 300
+    assert peak < 300 * 2_000

@@ -1,6 +1,7 @@
 """Row makers as the table has them: pure, checked by their settings, and added by other packages."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +18,7 @@ from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import ConfigError
 from perturn.needs import names_of
 from perturn.rows import ROWS
+from perturn.rows.pairing import made as made_of
 from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory, succeeded
 from small import refusal
 from support.guests import added
@@ -318,7 +320,21 @@ def test_without_pairs_the_largest_count_is_the_reason():
     made = rows_made(ROWS["expert-pairs"](), RowInputs(played, [Trajectory(Task("d"), turns, success=True)]))
 
     assert made.lacks == "no pair is left (3 of 3: no expert episode of the task)"
-    assert made.remedy.startswith("compare the task ids")
+    assert made.remedy == "explore tasks that the expert solves (in expert.file, compare the task ids)"
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ({"over": 6, "tie": 2}, "2 of 8: the same reward as the other side"),
+        ({"succeeded": 3, "failed": 1}, "3 of 4: successes, which need no correction"),
+        ({"steps": 2, "my_own": 2}, "2 of 2: my own"),
+        ({"over": 4, "gap": 2}, "threshold"),
+    ],
+)
+def test_the_reason_for_no_pair_is_none_that_a_better_ranked_pair_has(counts, reason):
+    """Pairs of lower rank are `over`, whatever became of the first pair of their group."""
+    assert made_of(([], Counter(counts)), "threshold").lacks == f"no pair is left ({reason})"
 
 
 @pytest.mark.parametrize(("credit", "trained"), [("rloo", 2), ("arpo", 4)])
@@ -334,10 +350,10 @@ def test_branches_are_in_groups_only_if_the_credit_trains_on_them(credit, traine
 
     assert len(rows) == trained
     said = [
-        "2 episodes resume others, and GroupRows with credit RLOO does not read them.",
-        "credit RLOO counts 2 episodes that resume others as rollouts; leave them out.",
+        "episodes that resume others: 2; GroupRows with credit RLOO does not read them.",
+        "episodes that resume others: 2; credit RLOO counts them as rollouts; leave them out.",
     ]
-    pairs = ["2 episodes resume others, and GroupPairs does not read them."]
+    pairs = ["episodes that resume others: 2; GroupPairs does not read them."]
     logged = [text for text in caplog.messages if "resume" in text]
     assert logged == (said if trained == 2 else []) + pairs
 
@@ -349,3 +365,22 @@ def test_a_resumed_unfinished_episode_is_no_branch():
     later = Trajectory(Task("x"), turns * 2, sample=4, origin=0, taken_over=1)
 
     assert without_branches([begun, later]) == ([begun, later], [])
+
+
+def test_windows_of_an_earlier_iteration_are_no_branches():
+    """Rollouts 0 and 1 of this iteration have the numbers of the episodes that samples 2 and 3 resume."""
+    turn = Turn(({"role": "user", "content": "go"},), Action("a"))
+    other, task = replace(turn, action=Action("b")), Task("x")
+    rollouts = [
+        Trajectory(task, (turn,), total_reward=1.0, success=True),
+        Trajectory(task, (turn, turn), sample=1),
+    ]
+    resumed = [
+        Trajectory(task, (turn, turn, turn), total_reward=2.0, sample=2, origin=0, taken_over=1),
+        Trajectory(task, (other, turn), total_reward=3.0, sample=3, origin=1, taken_over=1),
+    ]
+
+    episodes = [*rollouts, *resumed]
+
+    assert without_branches(episodes, rollouts) == (episodes, [])
+    assert len(perturn.make_rows(episodes, "groups", credit="rloo", experts=rollouts)) == 4

@@ -201,3 +201,11 @@ def test_steps_are_compared_with_the_episode_from_which_the_branches_start():
 
     assert found.rows
     assert {pair.chosen.sample for pair in found.rows} == {other.sample}
+
+
+def test_whole_episodes_are_paired_on_tasks_whose_expert_is_not_resumed():
+    """An explorer may choose some of the expert's episodes."""
+    made = [StepPairs()(RowInputs(EXPLORED, [EXPERT], begun=begun)) for begun in ([EXPERT], [])]
+
+    assert made[0].rows
+    assert made[1] == made[0]

@@ -85,7 +85,7 @@ def test_episodes_of_a_file_that_are_no_successes_are_counted_in_a_warning(recip
         open_run(recipe, [f"output={tmp_path}", f"expert.file={file}"], "collect"), "collect", ["expert"]
     )
 
-    assert "own.jsonl: 2 of 3 episodes are no successes, and training ignores them" in caplog.text
+    assert "own.jsonl: episodes that are no successes: 2 of 3; training ignores them" in caplog.text
 
 
 @pytest.mark.parametrize(("key", "count"), [("expert.file", 2), ("rows.path", 3)])

@@ -11,7 +11,7 @@ from perturn.config.row_maker_settings import RowInputs
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_records
 from perturn.envs.alfworld.generated_games import ALFWorldLike
-from perturn.errors import ConfigError, DataError, RunError
+from perturn.errors import ConfigError, DataError, RunError, WorldLost
 from perturn.estimate.dry_run import make_plan
 from perturn.methods.oec_rows import OecRows
 from perturn.remaining import wrong_turns
@@ -254,10 +254,36 @@ def test_a_first_iteration_without_corrections_is_told(tmp_path):
             run_stages(run, names=("expert", "outcomes-001"))
 
 
-def test_an_expert_that_raises_corrects_nothing(caplog):
+@pytest.mark.parametrize("answer", [KeyError("no such map"), ["go to sofa 1"], 5])
+def test_an_expert_that_raises_or_returns_no_turns_corrects_nothing(answer, caplog):
     class Broken(ALFWorldLike):
         def correct(self, task, actions):
-            raise KeyError("no such map")
+            if isinstance(answer, KeyError):
+                raise answer
+            return answer
 
     assert correct(Broken(), record(STRAYED), 3, PROTOCOL) is None
-    assert "the expert cannot correct the episode, which is left out: KeyError: 'no such map'" in caplog.text
+    assert "the expert cannot correct the episode, which is left out: " in caplog.text
+
+
+@pytest.mark.parametrize("method", ["correct", "step"])
+def test_a_lost_world_is_asked_again_for_a_correction(method):
+    """Its process is killed once, by load for example; without a retry there is no correction."""
+
+    class Killed(ALFWorldLike):
+        left = 1
+
+        def correct(self, task, actions):
+            return self.once("correct") or super().correct(task, actions)
+
+        def step(self, action):
+            return (action == RIGHT[-1] and self.once("step")) or super().step(action)
+
+        def once(self, here):
+            if here == method and self.left:
+                self.left -= 1
+                raise WorldLost("killed")
+
+    found = [correct(Killed(), record(STRAYED), 3, PROTOCOL, retries) for retries in (0, 1)]
+
+    assert [one is not None and one.success for one in found] == [False, True]

@@ -226,11 +226,11 @@ def test_conversations_with_rewards_become_pairs_and_train(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("successes", [0, 1])
 def test_a_file_without_a_success_is_warned_of(successes, recipe, tmp_path, caplog):
-    """As if each row lacked the key `success`."""
+    """As if each row lacked the key `success`. A FAILED episode has none anyway."""
     rows = [replace(episode(sample, 1.0), success=sample < successes) for sample in range(2)]
-    write_records(tmp_path / "theirs.jsonl", rows)
+    write_records(tmp_path / "theirs.jsonl", [*rows, replace(episode(2, 0.0), status=Status.FAILED)])
 
     done("collect", recipe)
 
-    said = "theirs.jsonl: 2 of 2 episodes are no successes, and rows and reports count them as failures"
+    said = "theirs.jsonl: episodes that are no successes: 2 of 3; reports, and rows that read successes, count them as"
     assert (said in caplog.text) == (not successes)

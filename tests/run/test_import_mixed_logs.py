@@ -194,6 +194,28 @@ def test_calls_with_traces_of_their_own_are_grouped_by_their_messages(bring):
     assert (account.sequences, account.scores["used"]) == (1, 1)
 
 
+@pytest.mark.parametrize("name", ["requests", "otel", "langfuse"])
+def test_the_field_of_the_trace_keeps_calls_apart(name, bring):
+    records = [each | {"trace_id": f"t{n}"} for n, each in enumerate(chat(None, "a", "b"))]
+    asked = [each["request"]["messages"] for each in records]
+    if name == "otel":
+        keys = ("gen_ai.input.messages", "gen_ai.output.messages")
+        pairs = [zip(keys, (each, [said("ab"[n])]), strict=True) for n, each in enumerate(asked)]
+        held = [[{"key": key, "value": {"stringValue": json.dumps(x)}} for key, x in pair] for pair in pairs]
+        spans = [{"traceId": f"{n + 1:032x}", "attributes": each} for n, each in enumerate(held)]
+        records = [{"resourceSpans": [{"scopeSpans": [{"spans": [each]}]}]} for each in spans]
+    elif name == "langfuse":
+        records = [
+            GENERATION | {"id": f"g{n}", "traceId": f"t{n}", "input": each, "output": said("ab"[n])}
+            for n, each in enumerate(asked)
+        ]
+
+    _, together = bring(*records)
+    _, apart = bring(*records, fields=Fields(session="trace_id" if name == "requests" else "traceId"))
+
+    assert (len(together), len(apart)) == (1, 2)
+
+
 def test_tasks_of_one_call_keep_their_traces_and_scores(bring):
     """Equal calls do not extend each other, and the answer `x` is not in the log."""
     records = [call("a", user("q"), trace_id=f"t{n}", id=f"r{n}") for n in range(2)]
@@ -216,7 +238,9 @@ def test_calls_whose_texts_litellm_cut_or_removed_have_no_answer(text, bring):
 
     assert account.calls == also.calls == {"turns": 1, "no_answer": 1}
     assert found.total_reward == 1
-    assert "LiteLLM cut or removed a text of the call" in next(account.shown_faults())
+    assert "LiteLLM cut or removed a text of the call, or a text quotes its mark" in next(
+        account.shown_faults()
+    )
 
 
 def test_the_episodes_of_a_task_are_not_in_memory_at_once(bring, monkeypatch):

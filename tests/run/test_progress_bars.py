@@ -5,6 +5,7 @@ import random
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -250,3 +251,13 @@ def test_a_file_has_no_live_display_although_colours_are_forced(monkeypatch):
     console = VisibleConsole(file=io.StringIO())
 
     assert (console.is_terminal, console.is_interactive) == (True, False)
+
+
+def test_a_closed_stream_and_a_logger_are_no_terminals(monkeypatch):
+    """A logger in the place of stderr may have `write` and `flush` alone; a setting of the caller stays."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    closed, logger = io.StringIO(), SimpleNamespace(write=print, flush=print)
+    closed.close()
+
+    assert [VisibleConsole(file=each).is_interactive for each in (closed, logger)] == [False, False]
+    assert VisibleConsole(file=logger, force_interactive=True).is_interactive

@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import RowTraits
 from perturn.config.sections import Tasks
 from perturn.data.file_seals import read_manifest
 from perturn.data.store import read_pairs, write_records
@@ -19,6 +22,7 @@ from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats import hub_and_parquet
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.recorded_inputs import changes
+from perturn.run.stages.row_stage import check_experts
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -133,5 +137,20 @@ def test_an_expert_file_without_an_explored_task_is_refused_before_work(tmp_path
 
     with pytest.raises(ConfigError, match=r"expert\.file: no success is on an explored .* 'other'; "):
         check(parse(Recipe, data))
+    write_records(tmp_path / "e.jsonl", rows[1:])
+    with pytest.raises(
+        ConfigError, match=r"expert\.file: no row is a success with a task; set `success: true`"
+    ):
+        check(parse(Recipe, data))
     write_records(tmp_path / "e.jsonl", [rows[0], replace(rows[1], success=True)])
     assert check(parse(Recipe, data)).tasks["explore"] == [task]
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"), [({"several_samples": True}, False), ({"corrects": 1}, False), ({}, True)]
+)
+def test_a_row_maker_that_can_pair_the_policys_own_episodes_needs_no_expert(own, refused):
+    recipe = SimpleNamespace(rows=SimpleNamespace(traits=RowTraits("pairs", expert=True, **own)))
+
+    with pytest.raises(ConfigError, match="no row is a success with a task") if refused else nullcontext():
+        check_experts(recipe, {"expert.file": set()}, [Task("t")])

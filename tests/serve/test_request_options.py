@@ -64,6 +64,10 @@ def test_an_option_that_would_change_the_answer_is_not_ignored(endpoint, path, o
     assert post(endpoint, path, body | option).status_code == 400
 
 
+def test_the_refusal_of_enable_thinking_names_the_place_for_it(endpoint):
+    assert "Pass it in chat_template_kwargs." in ask(endpoint, enable_thinking=False).text
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_template_variables_reach_the_policy(endpoint, engine, path):
     variables = {"enable_thinking": False}

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from perturn.serve import Endpoint, ServeSettings
 from perturn.types import Task
 from support.endpoint_calls import ASKED, ask, post, recorded
@@ -45,6 +47,34 @@ def test_a_conversation_of_claude_code_is_one_session(endpoint):
     assert routed.headers["x-perturn-session"] == name
     assert [turn.follows for turn in episode.turns] == [None] * 4
     assert episode.prompt == ({"role": "system", "content": "You are Claude Code; be brief."},)
+
+
+def block(kind, text):
+    return {"type": kind, "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("is_joined", [True, False])
+@pytest.mark.parametrize(
+    ("path", "key", "kind"),
+    [("/v1/chat/completions", "messages", "text"), ("/v1/responses", "input", "input_text")],
+)
+def test_the_billing_line_is_dropped_in_all_messages_of_the_system(
+    endpoint, path, key, kind, role, is_joined
+):
+    """A router makes a message of each block, or one message of them all."""
+    names, said = set(), ASKED
+    for cch in ("fa690", "36ee5"):
+        header = f"x-anthropic-billing-header: cc_version=2.1.37; cch={cch};"
+        parts = [block(kind, text) for text in (header, "Be brief.")]
+        system = [parts] if is_joined else [[each] for each in parts]
+        system = [{"role": "system", "content": "Hi."}, *({"role": role, "content": each} for each in system)]
+        found = post(endpoint, path, {"model": "p", key: [*system, *said]})
+        names.add(found.headers["x-perturn-session"])
+        said = [*ASKED, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "And?"}]
+
+    (name,) = names
+    assert [each["content"] for each in endpoint.trajectory(name).prompt] == ["Hi.", "Be brief."]
 
 
 def test_at_the_limit_the_longest_idle_unnamed_session_is_cut(tmp_path):

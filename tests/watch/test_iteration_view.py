@@ -199,5 +199,20 @@ def test_a_narrow_screen_shows_the_names_of_the_stages():
     ]
     told = shown(State("runs/x", "running", "", stages, [], {}, [], [], 1, None), width=48)
 
-    assert "explore-004   running    50/128  1.5/s" in told
+    assert "explore-004  running    50/128  1.5/s" in told
     assert "memory" not in told
+
+
+@pytest.mark.parametrize("width", [*range(30, 80), 200])
+def test_a_narrow_screen_leaves_out_whole_columns(width):
+    """At each width, all words of the table are whole; the last columns are there if they fit."""
+    stages = [
+        Stage("expert", "done", 50, 50, "episodes", None, 100),
+        Stage("explore-004", "running", 12345, 20000, "episodes", 1.5, 70, 300, 22.5),
+    ]
+    told = shown(State("runs/x", "running", "", stages, [], {}, [], [], 1, None), width=width)
+
+    whole = """stage items rate time left memory expert done 50 episodes 1 min 40 s
+    explore-004 running 12345/20000 1.5/s 10 5 00 22.5 GB"""
+    assert set(told.split("checks)")[1].split()) <= set(whole.split())
+    assert ("left" in told, "memory" in told) == (width >= 56, width >= 65)

@@ -83,7 +83,7 @@ class RecordedRun:
         names = [name for name, one in self.stages.items() if not one.get("done", True) and name not in noted]
         return [
             f"The stage {name} is not finished. "
-            f"{_LEFT_OUT if name.startswith('explore') else _PARTIAL} {self._again}"
+            f"{_LEFT_OUT if name.startswith(('explore', 'evaluate')) else _PARTIAL} {self._again}"
             for name in names
         ]
 
@@ -179,12 +179,17 @@ class RecordedRun:
         return stages
 
     @property
+    def is_explored(self) -> bool:
+        """Whether the exploration of the shown episodes is finished."""
+        return is_explored(self.stages, self.mark)
+
+    @property
     def over(self) -> list[EpisodeNumbers]:
         """Finished episodes of a finished exploration.
 
         The success and some signals of an unfinished episode are not known yet.
         """
-        if not is_explored(self.stages, self.mark):
+        if not self.is_explored:
             return []
         return [one for one in self.explored_numbers if not one.unfinished]
 

@@ -46,9 +46,20 @@ def without_branches(
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """Split episodes into two lists: episodes that resume no given episode, and branches of given episodes.
 
-    An episode that continues an UNFINISHED episode is no branch.
+    An episode that continues an UNFINISHED episode is no branch. The UNFINISHED episode may belong to an earlier
+    iteration, and a given episode may have its sample number, so the shared actions are compared.
     """
-    begun = {one.key for one in (*episodes, *experts) if not unfinished(one)}
-    resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
-    pairs = list(zip(episodes, resumes, strict=True))
-    return [one for one, own in pairs if not own], [one for one, own in pairs if own]
+    begun: dict[tuple[str, int | None], list[Trajectory]] = {}
+    for one in (*episodes, *experts):
+        if not unfinished(one):
+            begun.setdefault(one.key, []).append(one)
+    found: tuple[list[Trajectory], list[Trajectory]] = [], []
+    for one in episodes:
+        found[any(_branches(one, origin) for origin in begun.get((one.task.id, one.origin), ()))].append(one)
+    return found
+
+
+def _branches(one: Trajectory, origin: Trajectory) -> bool:
+    """Return whether an episode has the first actions of another episode, which has further turns."""
+    shared = zip(origin.turns[: one.taken_over], one.turns, strict=False)
+    return len(origin.turns) > one.taken_over and all(ours.action == its.action for its, ours in shared)

@@ -104,7 +104,7 @@ def _reads_branches(maker: RowMaker, weigher: Credit | None, branches: int) -> b
     reads = bool(maker.traits.branches) if weigher is None else weigher.traits.trains_branches
     if branches and not reads:
         by = "" if weigher is None else f" with credit {type(weigher).__name__}"
-        said = "%d episodes resume others, and %s%s does not read them."
+        said = "episodes that resume others: %d; %s%s does not read them."
         _logger.warning(said, branches, type(maker).__name__, by)
     return reads
 

@@ -71,8 +71,8 @@ def weigh(
     _check_given(weigher, model, answer, reference)
     _, branches = without_branches(trajectories)
     if branches and weigher.traits.needs_group and not weigher.traits.trains_branches:
-        said = "credit %s counts %d episodes that resume others as rollouts; leave them out."
-        _logger.warning(said, type(weigher).__name__, len(branches))
+        said = "episodes that resume others: %d; credit %s counts them as rollouts; leave them out."
+        _logger.warning(said, len(branches), type(weigher).__name__)
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
     if weigher.needs and comparable:

@@ -89,11 +89,11 @@ def run(
             run_stages(opened)
             with at_work("writing the report"):
                 report_file = write_report(opened.folder)
-        summary = opened.paths.summary.read_text(encoding="utf-8")
+        summary = json.loads(opened.paths.summary.read_text(encoding="utf-8"))
         if as_json:
-            typer.echo(summary.rstrip())
+            say_json(summary)
             continue
-        print_summary(json.loads(summary))
+        print_summary(summary)
         results.print(f"report:  {report_file}", soft_wrap=True)
         results.print(f"summary: {opened.paths.summary}", soft_wrap=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,13 +17,22 @@ def actions_of(trajectory: Trajectory) -> list[object]:
     return [(turn.action.text, without_ids(turn.action.tool_calls)) for turn in trajectory.turns]
 
 
-def exchanges_of(trajectory: Trajectory) -> list[object]:
+def exchanges_of(trajectory: Trajectory) -> list[tuple[object, object]]:
     """Return the observation and the action of each turn, without ids of tool calls."""
-    heard = (
-        [{key: value for key, value in said.items() if key != "tool_call_id"} for said in turn.observation]
-        for turn in trajectory.turns
-    )
+    heard = (list(map(_unnumbered, turn.observation)) for turn in trajectory.turns)
     return list(zip(heard, actions_of(trajectory), strict=True))
+
+
+def _unnumbered(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the ids of its tool calls and of the call that it answers."""
+    plain = {key: value for key, value in said.items() if key != "tool_call_id"}
+    return plain | ({"tool_calls": without_ids(plain["tool_calls"])} if plain.get("tool_calls") else {})
+
+
+def digest(turns: Sequence[object]) -> bytes:
+    """Return a digest of the turns that `actions_of` or `exchanges_of` returned."""
+    text = json.dumps(turns, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def without_ids(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

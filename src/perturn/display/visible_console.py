@@ -20,8 +20,16 @@ class VisibleConsole(Console):
         With FORCE_COLOR, rich takes any stream for a terminal. A file then has colours, but no live display.
         """
         super().__init__(**settings)
-        if "force_terminal" not in settings and not self.file.isatty():
+        chosen = (settings.get(name) for name in ("force_terminal", "force_interactive"))
+        if all(each is None for each in chosen) and not self._writes_to_terminal():
             self.is_interactive = False
+
+    def _writes_to_terminal(self) -> bool:
+        """Return whether the stream is a terminal. A closed stream, or a logger in its place, is none."""
+        try:
+            return self.file.isatty()
+        except (AttributeError, ValueError):
+            return False
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of an object. Segments of rich itself that control the terminal are kept."""

@@ -33,7 +33,7 @@ def with_suffix(text: str, suffix: str) -> str:
 def suffixed(trajectory: Trajectory, suffix: str) -> Trajectory:
     """Return an episode as if its protocol had the given suffix.
 
-    If the episode begins with an action, the suffix ends its prompt.
+    If the episode begins with an action, the suffix is a user message before this action.
     """
 
     def ending(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -43,8 +43,6 @@ def suffixed(trajectory: Trajectory, suffix: str) -> Trajectory:
         return (*before, {**last, "content": with_suffix(str(last["content"]), suffix)})
 
     first = trajectory.turns[0]
-    if trajectory.prompt and not first.observation:
-        return replace(trajectory, prompt=ending(trajectory.prompt))
     later = None if first.recalled is None else ending(first.recalled)
     posed = replace(first, observation=ending(first.observation), recalled=later)
     return replace(trajectory, turns=(posed, *trajectory.turns[1:]))

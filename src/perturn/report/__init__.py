@@ -16,7 +16,7 @@ from perturn.errors import StorageError
 from perturn.io.atomic_write import write_whole
 from perturn.table import locate
 
-_LONGEST = 120
+_LONGEST = 200
 """Maximum length of the names of runs in the name of a page, in bytes."""
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,9 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
         except StorageError as error:
             if output is None:
                 raise
-            _log.warning("%s", error)
+            _log.warning(
+                "%s was not written (%s); the page does not need it.", RunPaths(path).summary, error.__cause__
+            )
     html = locate("perturn.report.report_page:page")(
         runs, summaries
     )  # imported late: a score needs no figures
@@ -87,6 +89,6 @@ def _page_path(paths: list[Path]) -> Path:
     joined = "-".join(names)
     if len(raw := os.fsencode(joined)) > _LONGEST:
         digest = hashlib.sha256(raw).hexdigest()[:8]
-        first = names[0][: _LONGEST // 4]  # a character has up to 4 bytes
+        first = names[0][:30]  # a character has up to 4 bytes
         joined = f"{first}-and-{len(names) - 1}-others-{digest}"
     return paths[0].resolve().parent / f"report-{joined}.html"

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from perturn.analysis.episode_numbers import EpisodeNumbers, read_lines_of
-from perturn.analysis.iteration_table import is_explored
 from perturn.analysis.run_contents import RecordedRun
 from perturn.episodes.triage_signals import SIGNALS, meaning, signals_of
 from perturn.report.episode_view import body, clip, credited, message_text, most_informative, tokens
@@ -126,7 +125,7 @@ class Catalogue:
                     noted.setdefault((home, one.key), notes[side, index])
         for episode, weighed in credited(run).items():
             noted.setdefault((explored, episode), (weighed, {}))
-        label = "exploration" if is_explored(run.stages, run.mark) else "exploration not finished"
+        label = "exploration" if run.is_explored else "exploration not finished"
         numbers = self._put_set(explored, label, whole[explored], run.explored_numbers, noted)
         numbers |= self._put_set(expert, "expert", whole[expert], run.expert, noted)
         for side in homes:
@@ -242,12 +241,12 @@ def _chosen(
     """Return the shown episodes of a set: all, or the first tasks with up to `SHOWN` episodes, and the wanted keys.
 
     The order of tasks is random, fixed, and equal in all sets, so that sets can be compared. If successes and other
-    episodes occur, both are shown. Of a task with more than `SHOWN` episodes, the first are shown.
+    episodes occur, both are shown. If whole tasks have at most half of `SHOWN` episodes, the next task is cut.
     """
     if len(episodes) <= SHOWN:
         return list(episodes)
     order = sorted(episodes, key=lambda one: (_shuffled(one.task), one.sample))
-    ends = (end for end in range(SHOWN, 0, -1) if order[end - 1].task != order[end].task)
+    ends = (end for end in range(SHOWN, SHOWN // 2, -1) if order[end - 1].task != order[end].task)
     cut = next(ends, SHOWN)
     shown, rest = order[:cut], order[cut:]
     if len({one.success for one in shown}) == 1:

@@ -195,7 +195,7 @@ def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
 
 
 def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
-    """Return the most informative group of a run, best sample first; None if no task was explored twice.
+    """Return the most informative group of a run, best sample first; None if there is none.
 
     Args:
         run: The run.
@@ -219,11 +219,13 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
 
 
 def most_informative(run: RecordedRun) -> Sequence[Trajectory]:
-    """Return the most informative group of a run; empty if no task was explored twice.
+    """Return the most informative group of a run; empty without a finished exploration that played a task twice.
 
     Groups with the largest spread of scores are preferred, then groups whose weights differ between turns, then groups
     with fewer turns.
     """
+    if not run.is_explored:
+        return ()
     weighed = _weighed(run)
     groups = [group for group in groups_of(run.explored) if len(group) > 1]
     return max(groups, key=lambda each: _telling(each, weighed), default=())

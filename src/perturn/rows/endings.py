@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perturn.config.row_maker_settings import FATES, RowInputs
-from perturn.data.origins import actions_of, exchanges_of
+from perturn.data.origins import actions_of, digest, exchanges_of
 from perturn.episodes.prompts import suffixed
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -48,14 +48,12 @@ def divide(inputs: RowInputs, *, starts_over: bool, suffixes: tuple[str, str] = 
     trained, experts = (
         [one for one in those if one.turns] for those in (inputs.sft_episodes, inputs.experts)
     )
-    known: dict[str, list[object]] = {}
-    for one in trained if starts_over else experts:
-        known.setdefault(one.task.id, []).append(actions_of(one))
+    known = {(one.task.id, digest(actions_of(one))) for one in (trained if starts_over else experts)}
     found: dict[str, list[Trajectory]] = {fate: [] for fate in FATES}
     played = [one for one in inputs.explored if not failed(one)]
     too_long = _too_long(played, inputs, suffixes)
     for one in inputs.explored:
-        found[_fate(one, too_long, known.setdefault(one.task.id, []))].append(one)
+        found[_fate(one, too_long, known)].append(one)
     tasks = {one.task.id for one in inputs.explored}
     shown = [one for one in experts if one.task.id in tasks]
     unfitting = _too_long(shown, inputs, suffixes)
@@ -75,13 +73,15 @@ def _too_long(
     return inputs.limit.too_long(episodes)
 
 
-def _fate(trajectory: Trajectory, too_long: Collection[tuple[str, int]], known: list[object]) -> str:
+def _fate(
+    trajectory: Trajectory, too_long: Collection[tuple[str, int]], known: set[tuple[str, bytes]]
+) -> str:
     """Return the outcome of a trajectory, one of `FATES`, and add its turns to `known`.
 
     Args:
         trajectory: An explored trajectory.
         too_long: Keys of the trajectories whose first turn does not fit.
-        known: Turns of the earlier trajectories of the task, and actions of the expert's trajectories.
+        known: Tasks, with digests of the turns of earlier trajectories and of the actions of the expert's trajectories.
     """
     if failed(trajectory):
         return "failed"
@@ -90,9 +90,12 @@ def _fate(trajectory: Trajectory, too_long: Collection[tuple[str, int]], known: 
     if trajectory.key in too_long:
         return "too_long"
     exchanges = exchanges_of(trajectory)
-    if exchanges in known or actions_of(trajectory) in known:
+    turns, actions = (
+        (trajectory.task.id, digest(each)) for each in (exchanges, [action for _, action in exchanges])
+    )
+    if turns in known or actions in known:
         return "repeated"
-    known.append(exchanges)
+    known.add(turns)
     return "success" if succeeded(trajectory) else "failure"
 
 

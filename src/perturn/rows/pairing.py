@@ -26,10 +26,17 @@ _REASONS = {
     "better_than_expert": "a higher reward than the expert",
     "alone": "no episode to pair with",
     "too_long": "too long, or both sides are equal within the length limit",
+    "filtered": "left out by rows.signals",
+    "succeeded": "successes, which need no correction",
+    "no_wrong_turn": "no wrong turn",
+    "not_corrected": "no success of the expert from the first wrong turn on",
 }
 """Outcomes of episodes without a pair, in words."""
 
-_COMPARE_TASKS = "compare the task ids of the expert's successes, as in expert.file, with explore.tasks"
+_BELOW = {"gap", "no_drop"}
+"""Outcomes of episodes that do not exceed the threshold."""
+
+_SOLVED_TASKS = "explore tasks that the expert solves (in expert.file, compare the task ids)"
 
 _ROUNDING = 1e-9
 """Difference below which two gaps count as equal. Rewards have rounding errors: 0.81 - 0.41 is 0.4 plus 6e-17."""
@@ -41,11 +48,12 @@ Paired = tuple[list[PreferencePair], Counter[str]]
 def made(found: Paired, none: str) -> Made:
     """Return pairs and counts as the result of a row maker.
 
-    If there is no pair, the result names the reason with the largest count.
+    If there is no pair, the result names the reason with the largest count. `over` is no reason, since a better ranked
+    pair of the group has one.
 
     Args:
         found: Pairs and counts.
-        none: Reason if the largest count has no reason of its own, such as `rows.threshold=0.4`.
+        none: Reason if most episodes do not exceed the threshold, or if there are none, such as `rows.threshold=0.4`.
     """
     pairs, counts = found
     if pairs:
@@ -53,12 +61,13 @@ def made(found: Paired, none: str) -> Made:
     units = {
         name: count for name, count in counts.items() if name not in UNITS and not name.startswith(BESIDE)
     }
-    largest = max(units, key=lambda name: units[name], default="")
-    if not units.get(largest) or largest not in _REASONS:
+    largest = max((name for name in units if name != "over"), key=lambda name: units[name], default="")
+    if not units.get(largest) or largest in _BELOW:
         return Made(pairs, counts, f"no pair is left ({none})")
-    lacks = f"no pair is left ({units[largest]} of {sum(units.values())}: {_REASONS[largest]})"
+    reason = _REASONS.get(largest, largest.replace("_", " "))
+    lacks = f"no pair is left ({units[largest]} of {sum(units.values())}: {reason})"
     if largest == "no_expert":
-        return Made(pairs, counts, lacks, remedy=_COMPARE_TASKS)
+        return Made(pairs, counts, lacks, remedy=_SOLVED_TASKS)
     return Made(pairs, counts, lacks)
 
 
@@ -198,7 +207,7 @@ def _outcome(
     expert: Trajectory | None,
     rejected: Trajectory,
     threshold: float,
-    same: Callable[[Trajectory], list[object]] = actions_of,
+    same: Callable[[Trajectory], Sequence[object]] = actions_of,
 ) -> str:
     """Return the outcome of an episode that is compared with another one. Sides with equal `same` are identical."""
     if failed(rejected):

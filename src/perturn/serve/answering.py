@@ -158,7 +158,7 @@ class Answering:
     def _token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token `[actions][tokens]`."""
         decode = self.abilities.decode
-        assert decode is not None  # otherwise `check` rejects the request
+        assert decode is not None  # otherwise `checked` rejects the request
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
 
     def _answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -31,7 +33,7 @@ _COLOURS = {
 
 
 _WRAPPED = {"stage": 12, "items": 8, "time": 6, "left": 6}
-"""Columns of stages that are wrapped on a narrow screen, with their least width."""
+"""Columns of stages that are wrapped on a narrow screen, with their least width. Words other than names are whole."""
 _TRAINED = ("trained", "kept")
 """Bins of episodes that are trained on."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -64,7 +66,7 @@ def render(state: State) -> RenderableType:
     head = Text.assemble((visible(state.run), "bold"), "  ", (visible(state.says), _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
         head.append(f"  (no progress written for {duration(state.silent)})", style="yellow")
-    parts: list[RenderableType] = [head, _alarms(state), _stages(_shown(state))]
+    parts: list[RenderableType] = [head, _alarms(state), _Stages(_shown(state))]
     if state.planned > 1:
         parts += _iterations(state)
     if state.scores:
@@ -75,33 +77,57 @@ def render(state: State) -> RenderableType:
     return Group(*parts)
 
 
-def _stages(stages: list[Stage]) -> Table:
-    """Return a table of stages, without columns that are empty for all of them.
+@dataclass(frozen=True)
+class _Stages:
+    """Table of stages, without columns that are empty for all of them.
 
-    On a narrow screen, names, items and times are wrapped, and the last columns may be cut.
+    On a narrow screen, names, items and times are wrapped, and the last columns are left out.
     """
-    columns = {
-        "stage": [Text(visible(stage.name)) for stage in stages],
-        "": [Text(stage.state, style=_COLOURS[stage.state]) for stage in stages],
-        "items": [Text(visible(_items(stage))) for stage in stages],
-        "rate": [Text(_rate(stage.rate)) for stage in stages],
-        "time": [Text(duration(stage.seconds)) for stage in stages],
-        "left": [Text(duration(stage.left)) for stage in stages],
-        "memory": [Text("" if stage.memory_gb is None else f"{stage.memory_gb:.1f} GB") for stage in stages],
-    }
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    table = Table(box=None, pad_edge=False)
-    for name in shown:
-        table.add_column(
-            name,
-            no_wrap=name not in _WRAPPED,
-            overflow="fold",
-            justify="left" if name in ("stage", "") else "right",
-            min_width=_WRAPPED.get(name),
-        )
-    for row in zip(*shown.values(), strict=True):
-        table.add_row(*row)
-    return table
+
+    stages: list[Stage]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table. Its columns have fixed widths, since rich would cut numbers to fit all of them."""
+        shown = {name: cells for name, cells in self._columns().items() if any(cells)}
+        least = {name: _least_width(name, cells) for name, cells in shown.items()}
+        while (spare := options.max_width - sum(least.values()) - 2 * len(least) + 2) < 0 and len(least) > 2:
+            shown.popitem()
+            least.popitem()
+        table = Table(box=None, pad_edge=False)
+        for name, cells in shown.items():
+            more = _widest(name, cells) - least[name]
+            if more > spare:  # half a time is no gain
+                more = max(spare, 0) if name == "stage" else 0
+            spare -= more
+            justify: JustifyMethod = "left" if name in ("stage", "") else "right"
+            table.add_column(name, width=least[name] + more, overflow="fold", justify=justify)
+        for row in zip(*shown.values(), strict=True):
+            table.add_row(*row)
+        yield table
+
+    def _columns(self) -> dict[str, list[Text]]:
+        memory = ("" if one.memory_gb is None else f"{one.memory_gb:.1f} GB" for one in self.stages)
+        return {
+            "stage": [Text(visible(one.name)) for one in self.stages],
+            "": [Text(one.state, style=_COLOURS[one.state]) for one in self.stages],
+            "items": [Text(visible(_items(one))) for one in self.stages],
+            "rate": [Text(_rate(one.rate)) for one in self.stages],
+            "time": [Text(duration(one.seconds)) for one in self.stages],
+            "left": [Text(duration(one.left)) for one in self.stages],
+            "memory": [Text(each) for each in memory],
+        }
+
+
+def _widest(name: str, cells: Sequence[Text]) -> int:
+    return max(cell_len(name), *(cell.cell_len for cell in cells))
+
+
+def _least_width(name: str, cells: Sequence[Text]) -> int:
+    widest = _widest(name, cells)
+    if name not in _WRAPPED:
+        return widest
+    words = [] if name == "stage" else " ".join(map(str, cells)).split()
+    return min(widest, max([_WRAPPED[name], *map(cell_len, words)]))
 
 
 def _shown(state: State) -> list[Stage]:

@@ -243,6 +243,7 @@ class Agent:
             "OPENAI_API_KEY": line.key,
             "ANTHROPIC_BASE_URL": line.url,
             "ANTHROPIC_API_URL": line.url,
+            "ANTHROPIC_API_BASE": line.url,  # LiteLLM reads ANTHROPIC_API_BASE first
             "ANTHROPIC_API_KEY": line.key,
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # its text differs in each request
             "PERTURN_SESSION": line.url,

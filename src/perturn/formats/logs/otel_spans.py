@@ -176,6 +176,9 @@ def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> It
     if isinstance(finish, list) and any(map(is_cut, finish)) and len(answers) == 1:
         answers = [replace(answers[0], ended=False)]
     messages = messages_of(found.asked, where, found.system)
+    session = first(attributes, *([fields.session] if fields.session else _SESSION))
+    if fields.session and session is None:
+        session = at_path(held, fields.session)  # such as traceId
     for index, answer in enumerate(answers):
         yield Call(
             where,
@@ -183,7 +186,7 @@ def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> It
             answer,
             ids_of(held.get("spanId"), attributes.get("gen_ai.response.id")),
             choice=index,
-            session=text_id(first(attributes, *([fields.session] if fields.session else _SESSION))),
+            session=text_id(session),
             trace=_trace(held),
             time=seconds(_number(first(held, "startTimeUnixNano", "timeUnixNano", "observedTimeUnixNano"))),
             tools=tools_of(found.tools, where),

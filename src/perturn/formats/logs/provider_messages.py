@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.data.content_parts import Said, flatten_said
@@ -28,25 +28,38 @@ _KEPT = ("role", "content", "name", "tool_call_id")
 """Keys that are kept of a message other than an answer."""
 _ITEMS = ("function_call", "function_call_output", "reasoning", "message")
 """Item types of the responses API that are read."""
-_BILLING = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;?)*\s*")
-"""Claude Code's line before its instructions, such as `x-anthropic-billing-header: cc_version=2.1.37; cch=fa690;`."""
+_BILLING = re.compile(r"x-anthropic-billing-header:(?:(?: [\w-]+=[^;\n]*(?:;|$))+|.*)\s*", re.MULTILINE)
+"""Claude Code's line before its instructions, such as `x-anthropic-billing-header: cc_version=2.1.37; cch=fa690;`. The
+instructions may follow without a line break."""
 
 
-def without_billing_header(system: Any) -> Any:
-    """Return instructions without Claude Code's billing line, which differs in each request of a conversation.
+def without_billing_line(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages without Claude Code's billing line, which differs in each request of a conversation.
 
-    Args:
-        system: A text, a text part, or a list of them.
+    A message with no other instructions is left out.
     """
-    if isinstance(system, str):
-        found = _BILLING.match(system)
-        return system[found.end() :] if found else system
-    if isinstance(system, Mapping) and "text" in system:
-        return {**system, "text": without_billing_header(system["text"])}
-    if isinstance(system, list):
-        parts = map(without_billing_header, system)
+    found = []
+    for message in messages:
+        given = message.get("content")
+        kept = _instructions(given) if message.get("role") in ("system", "developer") else given
+        if kept == given:
+            found.append(message)
+        elif kept:
+            found.append({**message, "content": kept})
+    return found
+
+
+def _instructions(content: Any) -> Any:
+    """Return a text, a text part or a list of them without the billing line and without empty parts."""
+    if isinstance(content, str):
+        found = _BILLING.match(content)
+        return content[found.end() :] if found else content
+    if isinstance(content, Mapping) and "text" in content:
+        return {**content, "text": _instructions(content["text"])}
+    if isinstance(content, list):
+        parts = map(_instructions, content)
         return [part for part in parts if part != "" and mapping(part).get("text") != ""]
-    return system
+    return content
 
 
 def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ...]:
@@ -60,9 +73,9 @@ def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ..
     Raises:
         DataError: If a message has an unknown format, or holds something that training cannot use, such as an image.
     """
-    system = without_billing_header(system)
-    head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
-    return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
+    instructions = _texts(system, f"{where}.system") if system else ""
+    head = [{"role": "system", "content": instructions}] if instructions else []
+    return tuple(_ours(one, where) for one in without_billing_line([*head, *_chat(value, where)]))
 
 
 def answer_of(value: Any, where: str) -> Action | None:
@@ -126,8 +139,6 @@ def _ours(message: Mapping[str, Any], where: str) -> Message:
     if message.get("role") == "assistant":
         return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
-    if kept.get("role") == "system" and "content" in kept:
-        kept["content"] = without_billing_header(kept["content"])
     return read_messages([kept], where, set())[0].message
 
 

@@ -84,7 +84,8 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
         if isinstance(entry, LostEntry) and entry.why == "no_call" and not entry.reason:
             yield _of_another_format(entry, passed.last, chosen)
         elif isinstance(entry, Call) and not _is_whole(entry):
-            yield LostEntry(entry.where, "no_answer", "LiteLLM cut or removed a text of the call.")
+            reason = "LiteLLM cut or removed a text of the call, or a text quotes its mark."
+            yield LostEntry(entry.where, "no_answer", reason)
             for one in (each for each in entry.scores if each.value is not None):
                 yield Score(one.name, one.value, entry.session or entry.trace or "")
         else:

@@ -33,6 +33,7 @@ from perturn.formats.logs.log_values import (
     ids_of,
     mapping,
     named_scores,
+    score_value,
     seconds,
     text_id,
     unpacked,
@@ -68,7 +69,7 @@ _SESSIONS = (
 _TRACES = ("trace_id", "traceId")
 _IDS = ("id", "call_id", "request_id", "requestId", "response_id", "completion_id", "generation_id")
 _TIMES = (
-    "startedDateTime",
+    "startedDateTime",  # of HAR files, in which `time` is the duration
     "startTime",
     "start_time",
     "request_created_at",
@@ -78,8 +79,6 @@ _TIMES = (
     "time",
     "created",
 )
-_FIRST_TIME = 1e8
-"""Earliest start of a call under `time`, in seconds since 1970. A smaller number is a duration, as in HAR files."""
 _Stored = dict[str, tuple[str | None, list[Any]]]
 """Conversations of the responses API: id of a response -> (id of the previous response, items after the previous
 response, including this response's items)."""
@@ -137,9 +136,9 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     session = session_in(record, fields, metadata, requested)
     trace = next(iter(ids_of(*(first(each, *_TRACES) for each in (record, metadata, requested)))), None)
     before = _before(request, where, stored)
-    response = _response(record)
+    response, wrapper = _response(record)
     body = response if isinstance(response, Mapping) else {}
-    answers = list(answers_in(response, where)) if _succeeded(record, response) else []
+    answers = list(answers_in(response, where)) if _succeeded(response, record, wrapper) else []
     if not answers:
         error = first(record, "error_str", "error") or body.get("error")
         said = f"the call has no answer{f' ({error!s:.100})' if error else ''}."
@@ -180,11 +179,8 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
 
 def _time(record: Mapping[str, Any], body: Mapping[str, Any]) -> float | None:
     """Return the start of a call, in seconds since 1970; None if neither its record nor its response has it."""
-    for name in _TIMES:
-        time = seconds(record.get(name))
-        if time is not None and (name != "time" or time >= _FIRST_TIME):
-            return time
-    return seconds(first(body, "created", "created_at"))
+    times = (*(record.get(name) for name in _TIMES), body.get("created"), body.get("created_at"))
+    return next((found for time in times if (found := seconds(time)) is not None), None)
 
 
 def _before(request: Mapping[str, Any], where: str, stored: _Stored) -> str | None:
@@ -232,23 +228,28 @@ def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return record if isinstance(unpacked(record.get("messages"), ""), list) else {}
 
 
-def _response(record: Mapping[str, Any]) -> Any:
-    """Return the body of a response. The record of a stored completion is the response itself."""
+def _response(record: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return the body of a response, and the object with the response's status; the object is empty if there is none.
+
+    The record of a stored completion is the response itself.
+    """
     for name in _RESPONSES:
         given = record.get(name)
         if (found := joined(given)) not in (None, "", {}, []):
             inner = _body_in(mapping(found))
             response = found if inner is None else joined(inner)
             is_json_text = isinstance(given, str) and found == unpacked(given, "")
-            return given if is_json_text and not (_is_body(found) or _is_body(response)) else response
-    return record if isinstance(record.get("choices"), list) else None
+            if is_json_text and not (_is_body(found) or _is_body(response)):
+                return given, {}
+            return response, mapping(found)
+    return (record if isinstance(record.get("choices"), list) else None), {}
 
 
 def _body_in(response: Mapping[str, Any]) -> Any:
     """Return the body of a response that also holds a URL and headers; None if it holds none.
 
     Raises:
-        DataError: If the body is in base64, as in HAR files, and is no text.
+        DataError: If the body of a call that did not fail is in base64, as in HAR files, and is no text.
     """
     found = next((held for path in _BODIES if (held := at_path(response, path))), None)
     if not isinstance(found, str) or at_path(response, "content.encoding") != "base64":
@@ -256,6 +257,8 @@ def _body_in(response: Mapping[str, Any]) -> Any:
     try:
         return base64.b64decode(found).decode()
     except ValueError as error:
+        if _failed(response):
+            return found
         raise DataError(f"response.content.text: expected a text in base64 ({error}).") from error
 
 
@@ -265,16 +268,15 @@ def _is_body(held: Any) -> bool:
     return is_known(held) or any(mapping(each).keys() & _OF_BODIES for each in parts)
 
 
-def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
-    """Return whether a call has a response and reports no failure."""
-    wrapped = (mapping(held) for name in _RESPONSES if (held := record.get(name)) is not response)
-    statuses = [first(each, "status_code", "response_status", "status") for each in (record, *wrapped)]
-    failed = any(
-        status in ("failure", "failed", "error")
-        or (isinstance(status, int) and not isinstance(status, bool) and status >= 400)
-        for status in statuses
-    )
-    return not failed and not mapping(response).get("error") and bool(response)
+def _succeeded(response: Any, *reports: Mapping[str, Any]) -> bool:
+    """Return whether a call has a response, and neither the response nor one of the reports says that it failed."""
+    return bool(response) and not mapping(response).get("error") and not any(map(_failed, reports))
+
+
+def _failed(report: Mapping[str, Any]) -> bool:
+    """Return whether the status in a record or response is a failure. The status may be a number in a text."""
+    status = first(report, "status_code", "statusCode", "response_status", "status")
+    return status in ("failure", "failed", "error") or (score_value(status) or 0.0) >= 400
 
 
 def answers_in(response: Any, where: str) -> Iterator[Action]:

@@ -74,7 +74,7 @@ class StepPairs:
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs of whole episodes, followed by the pairs of steps."""
         tasks = {one.task.id for one in inputs.explored}
-        experts = [one for one in inputs.begun if one.task.id in tasks]
+        experts = [one for one in (*inputs.begun, *inputs.experts) if one.task.id in tasks]
         pairs, counts = pair_with_expert_steps(
             experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
         )

@@ -8,6 +8,7 @@ async function openBrowser(view, params) {
   browser ??= buildBrowser();
   const isEpisode = view !== "episodes";
   document.body.dataset.open = isEpisode ? "episode" : "list";
+  const before = browser.filters && hashOfList();
   if (!isEpisode || !browser.filters) {
     const given = { episode: {}, group: { mode: "groups" } }[view] ?? params;
     browser.filters = Object.fromEntries(FILTERS.map((name) => [name, given[name] ?? ""]));
@@ -15,7 +16,7 @@ async function openBrowser(view, params) {
     fillForm(browser.form, browser.filters);
     await applyFilters();
   }
-  if (!isEpisode) {
+  if (!isEpisode && hashOfList() === before) {
     const shown = browser.rows.findIndex(isShown);
     if (shown >= 0) browser.list.reveal(shown); // on a narrow screen, the list comes back where the reader left it
   }

@@ -1,7 +1,7 @@
 // The figures: plotly is unpacked when the first one comes near, and each is drawn when it does.
 
 let library = null;
-const drawn = new Map(); // each figure with the width of its place; 0 while the report is hidden
+const drawn = new Map(); // each figure that came near, and whether it is drawn; a hidden one is not
 const trusted = window.trustedTypes?.createPolicy("perturn", { createScript: (text) => text });
 
 /** Run plotly; the page's policy lets only the script with its hash run. */
@@ -28,26 +28,23 @@ function shorten(figure) {
 async function draw(place) {
   const plot = await plotly();
   const width = place.clientWidth;
-  if (!width) {
-    drawn.set(place, 0); // `fitFigures` draws it
-    return;
-  }
+  drawn.set(place, width > 0); // `fitFigures` draws a hidden one
+  if (!width) return;
   const figure = embedded(place.dataset.figure);
   figure.layout.template = embedded("themes")[isDark() ? "dark" : "light"];
   if (width < 560) shorten(figure);
   await plot.react(place, figure.data, figure.layout, { responsive: true, displayModeBar: false, displaylogo: false });
-  drawn.set(place, width);
   place.dataset.drawn = "true";
 }
 
 /** Once the report is shown again: draw the figures that waited, and fit all to a window of another width. */
 async function fitFigures() {
-  for (const [place, width] of drawn) {
-    if (!place.clientWidth || place.clientWidth === width) continue;
-    if (!width) await draw(place);
-    drawn.set(place, place.clientWidth);
-    await window.Plotly.Plots.resize(place); // a figure that is drawn again keeps its width
-  }
+  await Promise.all([...drawn].map(async ([place, isDrawn]) => {
+    if (!isDrawn) await draw(place);
+    const width = place.clientWidth; // rounded, unlike plotly's; 0 if the reader has left
+    // A figure that is drawn again keeps its width.
+    if (width && Math.abs(place._fullLayout?.width - width) >= 1) await window.Plotly.Plots.resize(place);
+  }));
 }
 
 function watchFigures() {

@@ -70,7 +70,7 @@ function groupCell(number, body, turn, scale) {
   if (!said) return element("td");
   const weight = body.weight?.[turn] ?? null;
   const cell = element("td", { class: `cell${weight < 0 ? " below" : ""}${said.bad ? " bad" : ""}` },
-    element("a", { href: hashOfEpisode(number, { turn: turn + 1 }) }, [...(said.call ?? []), said.a].join("\n").trim() || "(empty)"),
+    element("a", { href: hashOfEpisode(number, { turn: turn + 1 }) }, [...(said.call ?? []), said.a].join("\n").trim() || said.h || "(empty)"),
     element("small", {}, [weight === null ? "" : show(weight, 2).replace("-", "−"), said.bad ? "invalid" : ""].filter(Boolean).join(" · ")));
   cell.style.setProperty("--share", weight === null ? 0 : Math.abs(weight) / scale.weight);
   return cell;

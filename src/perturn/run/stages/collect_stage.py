@@ -123,14 +123,15 @@ def bring_explored(session: Session, stage: Stage) -> None:
         write_records(target, rows_of(source, Trajectory))
         counts |= outcomes(read_trajectories(target))
         counts |= session.judge(target, "exploration episodes")
-    effect = "rows and reports count them as failures; set `success: true` in the successes"
-    _warn_of_failures(source, counts, 0 if counts["success"] else counts["episodes"], effect)
+    effect = "reports, and rows that read successes, count them as failures; if some are successes, set `success: true`"
+    played = counts["episodes"] - counts["failed"]
+    _warn_of_failures(source, counts, 0 if counts["success"] else played, effect)
 
 
 def _warn_of_failures(source: Path, counts: Mapping[str, int], failures: int, effect: str) -> None:
     """Log a warning that episodes of a user's file are no successes, as without the key `success`."""
     if failures:
-        said = "%s: %d of %d episodes are no successes, and %s."
+        said = "%s: episodes that are no successes: %d of %d; %s."
         _logger.warning(said, source, failures, counts["episodes"], effect)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,11 +12,12 @@ from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import rows_name
 from perturn.display.progress_bars import track
-from perturn.envs.abilities import check_abilities
+from perturn.envs.abilities import check_abilities, in_form
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
-from perturn.errors import EngineFailure, EnvironmentFailure, RunError, check_fit, required
+from perturn.episodes.world_threads import play_again
+from perturn.errors import EngineFailure, EnvironmentFailure, RunError, WorldLost, check_fit, required
 from perturn.faults import closing_world
 from perturn.io.plain_data import named_error
 from perturn.needs import Distance, request_of
@@ -139,12 +140,15 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
         found = [
-            correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections", "episodes")
+            correct(env, one, turns, protocol, recipe.worlds.retries)
+            for one, turns in track(wanted, "corrections", "episodes")
         ]
     return [one for one in found if one is not None]
 
 
-def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) -> Trajectory | None:
+def correct(
+    env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol, retries: int = 1
+) -> Trajectory | None:
     """Replay the first turns of an episode, then play the expert's actions; None if the expert has none or raises.
 
     Args:
@@ -152,23 +156,37 @@ def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) 
         begun: The episode.
         turns: Number of turns to keep.
         protocol: The protocol of the episode.
+        retries: Number of times to ask the expert again, and to play the episode again, if the environment died or
+            hung.
     """
     kept = replace(begun, turns=begun.turns[:turns])
     commands = [command for command in replay(env, kept, protocol) if command is not None]
+    onward = _onward(env, begun, commands, FORMATS[protocol.format].write, retries)
+    if onward is None:
+        return None
+    failure = EngineFailure(f"the task was not finished after the expert's {len(onward)} actions.")
+    job, said = Job(begun.task, begun.seed, begun.sample), [turn.user_said for turn in kept.turns]
+
+    def played() -> Trajectory:
+        steps = episode(env, job, protocol=protocol, policy="expert", user_said=said)
+        return play_script(steps, [*(turn.action for turn in kept.turns), *onward], failure)
+
+    return replace(play_again(played, retries), taken_over=turns)
+
+
+def _onward(
+    env: Any, begun: Trajectory, commands: list[str], write: Callable[[str, str], str], retries: int
+) -> list[Action] | None:
+    """Return the expert's actions after given commands; None if the expert has none or raises. See `correct`."""
     try:
         onward = env.correct(begun.task, commands)
+        turns = onward if onward is None else in_form("turns", onward, "correct must return")
     except RunError:
         raise
     except Exception as error:  # noqa: BLE001  environments are code of others
+        if isinstance(error, WorldLost) and retries:
+            return _onward(env, begun, commands, write, retries - 1)
         warning = "task %.80r, sample %d: the expert cannot correct the episode, which is left out: %s"
         _logger.warning(warning, begun.task.id, begun.sample, named_error(error))
         return None
-    if onward is None:
-        return None
-    write = FORMATS[protocol.format].write
-    script = [turn.action for turn in kept.turns]
-    script += [Action(write(thought, action)) for thought, action in onward]
-    failure = EngineFailure(f"the task was not finished after the expert's {len(onward)} actions.")
-    job, said = Job(begun.task, begun.seed, begun.sample), [turn.user_said for turn in kept.turns]
-    steps = episode(env, job, protocol=protocol, policy="expert", user_said=said)
-    return replace(play_script(steps, script, failure), taken_over=turns)
+    return None if turns is None else [Action(write(thought, action)) for thought, action in turns]

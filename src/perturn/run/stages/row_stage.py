@@ -9,7 +9,7 @@ from typing import Any
 
 from perturn.config.compatibility import unused_faults, warn_of_equal_samples
 from perturn.config.recipe import Recipe
-from perturn.config.row_maker_settings import Limit, RowInputs, rows_made, sense_in
+from perturn.config.row_maker_settings import Limit, RowInputs, RowTraits, rows_made, sense_in
 from perturn.config.stages import Stage, mark, rows_name
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
@@ -138,15 +138,31 @@ def check_experts(recipe: Recipe, own: Mapping[str, Collection[str]], tasks: Ite
         own: Ids of the tasks of the user's own rows, by the key of the file; for the expert, of the successes alone.
         tasks: Tasks of `explore.tasks`.
     """
-    if recipe.rows is None or recipe.rows.traits.makes != "pairs" or not recipe.rows.traits.expert:
+    if recipe.rows is None or not _pairs_with_expert_alone(recipe.rows.traits):
         return
     shown, explored = own.get("expert.file"), set(own.get("explore.path") or (task.id for task in tasks))
-    if shown is not None and explored and explored.isdisjoint(shown):
-        such = f"are such as {min(shown)!r:.80}" if shown else "have no task"
+    if shown is None or not explored.isdisjoint(shown):
+        return
+    if not shown:
+        raise ConfigError(
+            "expert.file: no row is a success with a task; set `success: true` in the successes (conversations have no "
+            "task and make no pairs)."
+        )
+    if explored:
         raise ConfigError(
             f"expert.file: no success is on an explored task, so rows.name={rows_name(recipe)} can make no pair. Tasks "
-            f"of its successes {such}; explored tasks are such as {min(explored)!r:.80}. Compare the task ids."
+            f"of its successes are such as {min(shown)!r:.80}; explored tasks are such as {min(explored)!r:.80}. "
+            "Compare the task ids."
         )
+
+
+def _pairs_with_expert_alone(traits: RowTraits) -> bool:
+    """Return whether each pair of explored episodes has an expert's episode on its other side.
+
+    A row maker that reads several samples, corrections or other branches can also pair the policy's own episodes.
+    """
+    own = traits.several_samples or traits.corrects or traits.branches - {"expert-branches"}
+    return traits.makes == "pairs" and traits.explored and traits.expert and not own
 
 
 def _inputs(session: Session, stage: Stage) -> RowInputs:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from perturn.formats.logs.provider_messages import without_billing_header
+from perturn.formats.logs.provider_messages import without_billing_line
 from perturn.serve.exchange import Answer, Ask, Call, Refusal, Reply
 from perturn.serve.protocols.common import (
     AskBody,
@@ -50,11 +50,8 @@ class Chat:
             Refusal: If the body is malformed, or a parameter is not supported.
         """
         found = read_body(ChatRequest, body)
-        first, *later = found.messages
-        if first.get("role") == "system":
-            first = {**first, "content": without_billing_header(first.get("content"))}
         return Ask(
-            [first, *later],
+            without_billing_line(found.messages),
             tools=check_tools(found.tools or []),
             max_tokens=found.max_completion_tokens or found.max_tokens,
             stop=texts(found.stop),

@@ -151,12 +151,9 @@ def read_body(kind: type[Body], body: bytes) -> Body:
     for key, neutral in _NEUTRAL.items():
         value = (found.model_extra or {}).get(key)
         if value is not None and value not in neutral:
-            raise Refusal(
-                400,
-                f"{key}={value!r:.80} is not supported here. Leave it out.",
-                "unsupported_parameter",
-                key,
-            )
+            remedy = "Pass it in chat_template_kwargs." if key == "enable_thinking" else "Leave it out."
+            said = f"{key}={value!r:.80} is not supported here. {remedy}"
+            raise Refusal(400, said, "unsupported_parameter", key)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from perturn.formats.logs.provider_messages import without_billing_header
+from perturn.formats.logs.provider_messages import without_billing_line
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
 from perturn.serve.protocols.chat import wanted_format
 from perturn.serve.protocols.common import (
@@ -70,8 +70,7 @@ class Messages:
             Refusal: If the body is malformed, or a parameter is not supported.
         """
         found = read_body(MessagesRequest, body)
-        instructions = without_billing_header(found.system)
-        system = [{"role": "system", "content": instructions}] if instructions else []
+        system = [{"role": "system", "content": found.system}] if found.system else []
         said = [each for index, message in enumerate(found.messages) for each in _split(message, index)]
         if said[-1]["role"] == "assistant":
             raise Refusal(
@@ -83,7 +82,7 @@ class Messages:
         if not form:
             key, form = "output_config.format", (found.output_config or {}).get("format")
         return Ask(
-            [*system, *said],
+            without_billing_line([*system, *said]),
             tools=check_tools([_function(tool) for tool in found.tools or []]),
             max_tokens=found.max_tokens,
             stop=texts(found.stop_sequences),

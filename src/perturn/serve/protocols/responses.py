@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perturn.formats.logs.provider_messages import without_billing_header
+from perturn.formats.logs.provider_messages import without_billing_line
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
 from perturn.serve.protocols.chat import openai_error, wanted_format
 from perturn.serve.protocols.common import (
@@ -46,9 +46,8 @@ class Responses:
         """
         found = read_body(ResponsesRequest, body)
         items = [{"role": "user", "content": found.input}] if isinstance(found.input, str) else found.input
-        instructions = without_billing_header(found.instructions)
-        system = [{"role": "system", "content": instructions}] if instructions else []
-        messages = [*system, *_messages(items)]
+        system = [{"role": "system", "content": found.instructions}] if found.instructions else []
+        messages = without_billing_line([*system, *_messages(items)])
         if not messages:
             raise Refusal(400, "input: expected text or items, got none.", "invalid_value", "input")
         return Ask(
