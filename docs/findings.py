@@ -171,8 +171,8 @@ FINDINGS = (
     ),
     Finding(
         "values",
-        "Among eight episodes, a value head chooses successes, whose last turns show the outcome; among single actions, "
-        "the value head is not seen to help.",
+        "Among eight episodes, a value head chooses successes, whose last turns show the outcome; among single "
+        "actions, the value head is not seen to help.",
         [
             *against("choose", "sampled", "value-8", "rerank-value-4"),
             *against("choose", "dpo-sampled", "implicit-8", "rerank-implicit-4"),
@@ -221,7 +221,7 @@ _PAGES = """
 | [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
 | [A weaker policy](results/weak.md), [a new kind of task](results/sixth-kind.md) | Do losses on pairs gain there too? |
 | [New rooms](results/held-out-rooms.md) | Do RFT and tlm-DRE gain in rooms that training has not seen? |
-| [Ablations of tlm-DRE](results/ablations.md), [DMPO on WebShop](results/webshop.md) | Do its settings, γ and the length of episodes matter? |
+| [Ablations of tlm-DRE](results/ablations.md), [DMPO on WebShop](results/webshop.md) | Do settings and γ matter? |
 | [Pairs of single turns](results/steps.md) | Do pairs of single turns gain more than pairs of episodes? |
 | [Corrections by an expert](results/takeover.md) | At which and how many turns should an expert take over? |
 | [Offline learning on own episodes](results/own.md) | Does RLOO gain from 2560 episodes of one exploration? |

@@ -46,7 +46,7 @@ def test_equal_lengths_are_divided_at_random_by_the_seed():
 def test_a_group_without_pairs_says_so():
     made = LengthGroup(group=3)(RowInputs(explored=[episode("a", 2, 0.0)], experts=[episode("a", 1, 1.0)]))
 
-    assert (list(made.rows), made.lacks) == ([], "no pair is left (rows.groups=3, rows.threshold=0)")
+    assert (list(made.rows), made.lacks) == ([], "no pair is left (1 of 1: other group)")
 
 
 def test_the_number_of_a_group_is_checked():

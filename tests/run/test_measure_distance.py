@@ -62,7 +62,7 @@ def test_each_turn_has_the_way_before_and_after_it(expert):
     """The expert's own is one shorter each turn; a look and an action that breaks the format leave it as it was."""
     turns = len(expert.turns)
     first = expert.turns[0].action.text.removeprefix("Action: ")
-    strayed = record(["look", "I wonder.", first])
+    strayed = replace(record(["look", "I wonder.", first]), status=Status.COMPLETED)
     found, other = measured(make_recipe(), [expert, strayed])
 
     assert [turn.remaining for turn in found.turns] == [

@@ -226,7 +226,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
     own = _check_sources(recipe, renderer)
     if recipe.environment is None:
         check_pathfinder(recipe, None)
-        check_experts(recipe, own, ())
+        check_experts(recipe, own, (), command)
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
@@ -236,7 +236,7 @@ def check(recipe: Recipe, command: str | None = None) -> TaskLists | None:
         check_corrector(recipe, env)
         task_lists = look_up_checked(recipe, env, command)
         task_lists.warn_of_seen(set().union(*own.values()))
-        check_experts(recipe, own, task_lists.tasks.get("explore", ()))
+        check_experts(recipe, own, task_lists.tasks.get("explore", ()), command)
         refuse_seen(recipe, task_lists)
         if makes(recipe, "groups"):  # imported only here, since it imports torch
             locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, task_lists)

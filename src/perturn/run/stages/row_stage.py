@@ -130,15 +130,18 @@ def check_made(recipe: Recipe) -> None:
         require_weights(recipe, reader, "rows.takeover=random")
 
 
-def check_experts(recipe: Recipe, own: Mapping[str, Collection[str]], tasks: Iterable[Task]) -> None:
+def check_experts(
+    recipe: Recipe, own: Mapping[str, Collection[str]], tasks: Iterable[Task], command: str | None = None
+) -> None:
     """Reject a file of expert episodes that can give no pair, since no success in it is on an explored task.
 
     Args:
         recipe: Recipe of the run.
         own: Ids of the tasks of the user's own rows, by the key of the file; for the expert, of the successes alone.
         tasks: Tasks of `explore.tasks`.
+        command: The single command, such as `collect`, which makes no pairs. None: all stages.
     """
-    if recipe.rows is None or not _pairs_with_expert_alone(recipe.rows.traits):
+    if command is not None or recipe.rows is None or not _pairs_with_expert_alone(recipe.rows.traits):
         return
     shown, explored = own.get("expert.file"), set(own.get("explore.path") or (task.id for task in tasks))
     if shown is None or not explored.isdisjoint(shown):
