@@ -129,7 +129,7 @@ def test_of_a_task_with_very_many_samples_the_first_are_shown(monkeypatch, make)
 
 
 def test_a_small_first_task_is_not_shown_alone(monkeypatch, make):
-    """The next task has nine samples, of which three fit. Its only success takes the place of the third."""
+    """Three of the nine samples of the next task fit. Its only success takes the place of the third."""
     monkeypatch.setattr(episode_index, "SHOWN", 4)
     small, large = sorted("ab", key=episode_index._shuffled)
     samples = [replace(make.trajectory(large, float(sample == 8)), sample=sample) for sample in range(9)]
