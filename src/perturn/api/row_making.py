@@ -66,13 +66,12 @@ def make_rows(
         ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
     maker = _maker(rows)
-    traits = maker.traits
+    traits, kept = maker.traits, {"keep_no_spread": True} if keep_no_spread else {}
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
     experts = [one for one in trajectories_in(experts, "experts") if succeeded(one)]
     if branches is None:
         episodes, branches = without_branches(episodes, experts)
     branches = trajectories_in(branches, "branches")
-    kept = {"keep_no_spread": True} if keep_no_spread else {}
     _check_weighing(maker, credit, weighing | kept)
     _check_episodes(maker, episodes, experts, branches)
     weigher = chosen_credit(credit) if traits.makes == "groups" else None
@@ -90,12 +89,12 @@ def make_rows(
             seed=seed,
         ),
     )
-    found, counts = list(made.rows), {**made.counts}
+    found, counts = list(made.rows), dict(made.counts)
     if weigher is not None:
         found, counts = _trained(made, traits, keep_no_spread, weigher, weighing)
-    counts["ignored"] = len(branches) - len(read)
-    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes) + len(branches)} episodes"
-    _logger.log(logging.INFO if found else logging.WARNING, "%s", said + _account(counts, made.lacks))
+    account = _account(counts | {"ignored": len(branches) - len(read)}, made.lacks)
+    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes) + len(branches)} episodes{account}"
+    _logger.log(logging.INFO if found else logging.WARNING, "%s", said)
     return found
 
 

@@ -69,10 +69,7 @@ def weigh(
     trajectories = trajectories_in(trajectories, "trajectories")
     weigher = chosen_credit(credit)
     _check_given(weigher, model, answer, reference)
-    _, branches = without_branches(trajectories)
-    if branches and weigher.traits.needs_group and not weigher.traits.trains_branches:
-        said = "episodes that resume others: %d; credit %s counts them as rollouts; leave them out."
-        _logger.warning(said, len(branches), type(weigher).__name__)
+    _warn_of_branches(trajectories, weigher)
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
     if weigher.needs and comparable:
@@ -89,6 +86,14 @@ def weigh(
         if is_failed(one):
             found[index] = found[index]._replace(weight=torch.zeros_like(found[index].weight))
     return [found[index].row(one) for index, one in enumerate(trajectories)]
+
+
+def _warn_of_branches(trajectories: Sequence[Trajectory], weigher: Credit) -> None:
+    """Log a warning if a credit of groups counts branches as rollouts."""
+    _, branches = without_branches(trajectories)
+    if branches and weigher.traits.needs_group and not weigher.traits.trains_branches:
+        said = "episodes that resume others: %d; credit %s counts them as rollouts; leave them out."
+        _logger.warning(said, len(branches), type(weigher).__name__)
 
 
 def chosen_credit(credit: str | Section | Credit | None) -> Credit:

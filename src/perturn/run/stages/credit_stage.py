@@ -175,12 +175,18 @@ def credit_run(
         one = {"iteration": stage.iteration, "file": paths.name(file), **summary}
         one |= figures_of(computed)
         if against is not None:
-            theirs = _other(paths, stage, against, other)
-            keys = {row.key for row in theirs}
-            both = [each for each in episodes if each.origin is None or each.key in keys]
-            one["against"] = compare_credits(both, rows, theirs).to_dict()
+            one["against"] = _compared(episodes, rows, _other(paths, stage, against, other))
         found.append(one)
     return {"run": str(folder), "credit": section, "against": against, "iterations": found}
+
+
+def _compared(
+    episodes: Sequence[Trajectory], rows: Sequence[CreditRow], theirs: Sequence[CreditRow]
+) -> dict[str, Any]:
+    """Return the comparison of two credits. Branches that the other credit did not weigh are left out."""
+    keys = {row.key for row in theirs}
+    both = [each for each in episodes if each.origin is None or each.key in keys]
+    return compare_credits(both, rows, theirs).to_dict()
 
 
 def _check_reference(
