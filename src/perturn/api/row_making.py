@@ -66,13 +66,12 @@ def make_rows(
         ConfigError: If the row maker is unknown or needs a run folder, a setting is wrong, or an input is missing.
     """
     maker = _maker(rows)
-    traits, kept = maker.traits, {"keep_no_spread": True} if keep_no_spread else {}
+    traits = maker.traits
     episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
     experts = [one for one in trajectories_in(experts, "experts") if succeeded(one)]
-    if branches is None:
-        episodes, branches = without_branches(episodes, experts)
-    branches = trajectories_in(branches, "branches")
-    _check_weighing(maker, credit, weighing | kept)
+    episodes, own = without_branches(episodes, experts) if branches is None else (episodes, branches)
+    branches = trajectories_in(own, "branches")
+    _check_weighing(maker, credit, weighing | ({"keep_no_spread": True} if keep_no_spread else {}))
     _check_episodes(maker, episodes, experts, branches)
     weigher = chosen_credit(credit) if traits.makes == "groups" else None
     read = branches if _reads_branches(maker, weigher, len(branches)) else []
@@ -93,8 +92,7 @@ def make_rows(
     if weigher is not None:
         found, counts = _trained(made, traits, keep_no_spread, weigher, weighing)
     account = _account(counts | {"ignored": len(branches) - len(read)}, made.lacks)
-    said = f"{type(maker).__name__}: {len(found)} rows from {len(episodes) + len(branches)} episodes{account}"
-    _logger.log(logging.INFO if found else logging.WARNING, "%s", said)
+    _log_rows(maker, len(found), len(episodes) + len(branches), account)
     return found
 
 
@@ -106,6 +104,11 @@ def _reads_branches(maker: RowMaker, weigher: Credit | None, branches: int) -> b
         said = "episodes that resume others: %d; %s%s does not read them."
         _logger.warning(said, branches, type(maker).__name__, by)
     return reads
+
+
+def _log_rows(maker: RowMaker, rows: int, episodes: int, account: str) -> None:
+    said = f"{type(maker).__name__}: {rows} rows from {episodes} episodes{account}"
+    _logger.log(logging.INFO if rows else logging.WARNING, "%s", said)
 
 
 def _account(counts: Mapping[str, int], lacks: str) -> str:
