@@ -148,7 +148,7 @@ FINDINGS = (
     ),
     Finding(
         "likeliest",
-        "Without any training, the likeliest of eight sampled episodes gains over greedy decoding.",
+        "Without any training, the likeliest of eight sampled episodes gains over a single greedy episode.",
         against(
             "best-of",
             "sft",
