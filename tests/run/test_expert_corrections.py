@@ -124,6 +124,27 @@ def test_an_episode_of_another_world_is_told():
         correct(ALFWorldLike(), other, 3, PROTOCOL)
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_world_that_dies_in_the_replay_is_replayed_once_more(deaths, caplog):
+    """Then the episode is left out, and the run goes on."""
+
+    class Mortal(ALFWorldLike):
+        left = deaths
+
+        def step(self, action):
+            if self.left and action == RIGHT[2]:
+                self.left -= 1
+                raise WorldLost("its process died.")
+            return super().step(action)
+
+    found = correct(Mortal(), record(STRAYED), 3, PROTOCOL)
+
+    assert (None if found is None else commands(found)) == (RIGHT if deaths == 1 else None)
+    if deaths == 2:
+        assert "failed at turn 2 when the episode was played again: WorldLost: its process" in caplog.text
+        assert "not corrected" in caplog.text
+
+
 def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from perturn.episodes.episode import Episode, Job, episode, parted, understood
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.prompts import request_at
-from perturn.errors import ContextFull, DataError, EngineFailure
+from perturn.episodes.world_threads import play_again as played_again
+from perturn.errors import ContextFull, DataError, EngineFailure, EnvironmentFailure
 from perturn.traits import traits_of
-from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, filled_context
+from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, failed, filled_context
 
 
 def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
@@ -25,25 +26,38 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
     raise AssertionError("an episode ends when its engine fails")
 
 
-def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> Trajectory:
+def play_again(
+    env: Environment, recorded: Trajectory, protocol: EpisodeProtocol, retries: int = 1
+) -> Trajectory:
     """Replay a recorded episode, and check that its observations are equal. Rewards and outcome may differ.
 
     Args:
         env: The environment, which no other episode uses.
         recorded: The recorded episode, whose last turns may be missing.
         protocol: The protocol of the recorded episode.
+        retries: Number of times to replay it again if the environment died or hung.
 
     Returns: The replayed episode; FAILED if the episode has not ended after the recorded turns.
 
     Raises:
         DataError: If an observation differs from the recorded one.
+        EnvironmentFailure: If the environment fails before the recorded turns are played.
     """
-    task = recorded.task
+    task, script = recorded.task, [turn.action for turn in recorded.turns]
     said = [turn.user_said for turn in recorded.turns]
-    steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol, user_said=said)
-    script = [turn.action for turn in recorded.turns]
     kind = ContextFull if filled_context(recorded) else EngineFailure
-    again = play_script(steps, script, kind("the episode was recorded no further."))
+    end = kind("the episode was recorded no further.")
+
+    def played() -> Trajectory:
+        steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol, user_said=said)
+        return play_script(steps, script, end)
+
+    again = played_again(played, retries)
+    if failed(again) and len(again.turns) < len(script):
+        raise EnvironmentFailure(
+            f"task {task.id!r:.80}, sample {recorded.sample}: the environment failed at turn {len(again.turns)} when "
+            f"the episode was played again: {again.error or '':.200}"
+        )
     for index, turn in enumerate(recorded.turns):
         heard = again.turns[index].observation if index < len(again.turns) else again.error
         if heard != turn.observation:
@@ -67,19 +81,23 @@ def _other_request(again: Trajectory, recorded: Trajectory) -> str:
     return ""
 
 
-def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:
+def replay(
+    env: Environment, recorded: Trajectory, protocol: EpisodeProtocol, retries: int = 1
+) -> list[str | None]:
     """Replay a recorded episode, and return the commands that it sends to the environment.
 
     Args:
         env: The environment, which no other episode uses.
         recorded: The recorded episode, whose last turns may be missing.
         protocol: The protocol of the recorded episode.
+        retries: Number of times to replay it again if the environment died or hung.
 
     Returns: The text sent to the environment at each turn [turns]; None if the action broke the format, so that no text
     was sent.
 
     Raises:
         DataError: If an observation differs from the recorded one.
+        EnvironmentFailure: If the environment fails before the recorded turns are played.
     """
-    play_again(env, recorded, protocol)
+    play_again(env, recorded, protocol, retries)
     return [understood(turn.action, FORMATS[protocol.format], recorded.tools) for turn in recorded.turns]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from perturn.episodes.replay import play_again
 from perturn.episodes.seeds import seed_of
-from perturn.errors import DataError, RunError
+from perturn.errors import DataError, EnvironmentFailure, RunError
 from perturn.measure.points import Kind, histories
 from perturn.types import Environment, EpisodeProtocol, Trajectory, failed
 
@@ -123,7 +123,7 @@ def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) ->
     """Replay an episode, and return its differences in observations, rewards and end."""
     try:
         again = play_again(env, one, protocol)
-    except DataError as error:
+    except (DataError, EnvironmentFailure) as error:
         return _Difference(False, str(error))
     then, now = ([turn.own_reward for turn in each.turns] for each in (one, again))
     ends = [(each.terminated, each.terminated and each.success) for each in (one, again)]

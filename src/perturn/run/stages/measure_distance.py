@@ -19,7 +19,7 @@ from perturn.episodes.replay import play_script, replay
 from perturn.episodes.world_threads import play_again
 from perturn.errors import EngineFailure, EnvironmentFailure, RunError, WorldLost, check_fit, required
 from perturn.faults import closing_world
-from perturn.io.plain_data import named_error
+from perturn.io.plain_data import named_error, visible
 from perturn.needs import Distance, request_of
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import world_maker
@@ -83,7 +83,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
 
     Raises:
         DataError: If the environment's observations differ from the recorded ones.
-        EnvironmentFailure: If the environment returns a wrong number of distances.
+        EnvironmentFailure: If the environment fails in the replay, or returns a wrong number of distances.
     """
     sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:
@@ -131,8 +131,8 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
 
     Returns:
         Corrected episodes in the same order, with task, sample and seed of the explored episode. Episodes without a
-        solution of the expert are left out, and episodes for which the expert raises. Not all corrected episodes
-        succeed. The turns after the first `taken_over` turns are the expert's.
+        solution of the expert are left out, and episodes for which the expert or the environment raises. Not all
+        corrected episodes succeed. The turns after the first `taken_over` turns are the expert's.
 
     Raises:
         DataError: If the environment's observations differ from the recorded ones.
@@ -149,18 +149,24 @@ def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[
 def correct(
     env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol, retries: int = 1
 ) -> Trajectory | None:
-    """Replay the first turns of an episode, then play the expert's actions; None if the expert has none or raises.
+    """Replay the first turns of an episode, then play the expert's actions; None if the expert has none.
+
+    The result is also None if the expert or the environment raises.
 
     Args:
         env: An environment that is also a `Corrector`.
         begun: The episode.
         turns: Number of turns to keep.
         protocol: The protocol of the episode.
-        retries: Number of times to ask the expert again, and to play the episode again, if the environment died or
-            hung.
+        retries: Number of times to replay the first turns again, to ask the expert again, and to play the episode
+            again, if the environment died or hung.
     """
     kept = replace(begun, turns=begun.turns[:turns])
-    commands = [command for command in replay(env, kept, protocol) if command is not None]
+    try:
+        commands = [command for command in replay(env, kept, protocol, retries) if command is not None]
+    except EnvironmentFailure as error:
+        _logger.warning("%s This episode is not corrected.", visible(str(error)))
+        return None
     onward = _onward(env, begun, commands, FORMATS[protocol.format].write, retries)
     if onward is None:
         return None
