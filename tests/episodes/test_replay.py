@@ -7,7 +7,7 @@ import pytest
 from perturn.episodes.episode import episode
 from perturn.episodes.play_many import Job
 from perturn.episodes.replay import play_script, replay
-from perturn.errors import DataError, EngineFailure
+from perturn.errors import DataError, EngineFailure, EnvironmentFailure
 from perturn.types import Action, Task
 
 from .counting import PROTOCOL, Counter
@@ -47,5 +47,5 @@ def test_a_world_that_ends_sooner_or_fails_is_told():
 
     with pytest.raises(DataError, match=r"turns\[3\]\.observation: .* ends the episode before it when"):
         replay(Counter(), replace(recorded, turns=(*record(UP, UP, UP).turns, recorded.turns[0])), PROTOCOL)
-    with pytest.raises(DataError, match=r"turns\[0\]\.observation: .*no such room"):
+    with pytest.raises(EnvironmentFailure, match=r"sample 0: the environment failed at turn 0 .*no such room"):
         replay(Counter(), replace(recorded, task=Task("broken")), PROTOCOL)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perturn.measure.advantages import SPLITS, Measured
+from perturn.measure.advantages import SPLITS, Measured, value_interval
 from perturn.measure.conclusions import sentences, unscored
 from perturn.measure.credit_scores import (
     BOUNDS,
@@ -14,7 +14,8 @@ from perturn.measure.credit_scores import (
     scores_of,
     within_bounds,
 )
-from perturn.stats import Estimate
+from perturn.stats import Estimate, mean_interval
+from support.benchmarks import benchmark
 
 TASKS, EPISODES, TURNS = 40, 2, 9
 
@@ -197,8 +198,29 @@ def test_few_tasks_make_episodes_the_clusters():
 def test_a_sentence_needs_an_interval(auc, correlation, said):
     """Noise pulls an AUC to 0.5, so that it alone does not show that a credit is as good as chance."""
     found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": correlation}, "alfworld")
+    found = [each for each in found if "turn that lost" in each]
 
     assert [f"turn that lost an episode {said}" in each for each in found] == ([True] if said else [])
+
+
+def test_a_correlation_of_either_sign_is_told():
+    found = [sentences("c", {"correlation": each}, "e") for each in ([0.6, 0.4, 0.8], [-0.6, -0.8, -0.4])]
+
+    assert [one.partition("episode ")[2] for (one,) in found] == [
+        "like their advantage (correlation 0.60 [0.40, 0.80]).",
+        "against their advantage (correlation -0.60 [-0.80, -0.40]).",
+    ]
+    assert sentences("c", {"correlation": [0.1, -0.1, 0.3]}, "e") == []
+
+
+@pytest.mark.parametrize("case", ["step penalties, success 0.1", "similar partial scores, one of ten high"])
+def test_a_few_similar_returns_do_not_make_a_value_certain(case):
+    """They may all lack the rare success: the score interval alone would contain the value in 57 % of samples."""
+    of = benchmark("value_intervals").coverage
+    alone, _ = of(lambda sample, bounds: mean_interval(sample, bounds=bounds), case, 8)
+
+    assert 0.55 < alone < 0.6
+    assert all(of(value_interval, case, n)[0] > 0.97 for n in (4, 8, 12))
 
 
 @pytest.mark.parametrize(

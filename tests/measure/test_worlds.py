@@ -107,6 +107,38 @@ def test_a_world_that_never_comes_back_is_rejected():
         check_world(Other(), episodes_of(Other), PROTOCOL)
 
 
+@pytest.mark.parametrize(("times", "replayed"), [(1, 16), (2, 15)])
+def test_a_world_that_raises_in_a_replay_is_not_random_for_that(times, replayed, caplog):
+    """The replay is tried once more; then the episode is left out."""
+
+    class Raising(Fixed):
+        left = 0
+
+        def reset(self, task, seed):
+            if Raising.left:
+                Raising.left -= 1
+                raise RuntimeError("jammed")
+            return super().reset(task, seed)
+
+    episodes, Raising.left = episodes_of(Raising), times
+
+    found = check_world(Raising(), episodes, PROTOCOL)
+    assert (found.kind, found.episodes, found.came_back) == ("deterministic", replayed, replayed)
+    assert ("without 1 of 16 episodes" in caplog.text) == (replayed == 15)
+    Raising.left = 999
+    with pytest.raises(
+        RunError, match=r"none of 16 episodes went .* the environment failed at turn 0 .*jammed"
+    ):
+        check_world(Raising(), episodes, PROTOCOL)
+
+
+def test_a_world_to_which_few_episodes_return_is_told(caplog):
+    random.seed(0)
+    check_world(Coins(), episodes_of(Coins), PROTOCOL)
+
+    assert "episodes got their recorded observations again; turns to which" in caplog.text
+
+
 def test_a_hidden_goal_of_the_seed_is_found_in_other_episodes():
     """A replay under another seed finds it only if the recorded action meets the goal of either seed."""
 

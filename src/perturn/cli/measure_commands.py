@@ -50,6 +50,7 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure the advantage of each turn; rate credits by it."""
+    locate("perturn.data.run_folder:resolve_recipe")(source)  # a wrong path is told before heavy imports
     names = [name.strip() for name in credits.split(",") if name.strip()]
     check_belongs({"--width": width}, dry_run, "--dry-run", "add it, or leave --width out")
     check_belongs(
@@ -158,6 +159,8 @@ def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, 
         shown.add_column(column, overflow="fold")
     for name, row in found["credits"].items():
         cells = [_cell(row.get(key)) for key in columns]
+        if set(cells) == {"-"} and not cost:
+            continue
         shown.add_row(escape(name), *cells, *([f"{row['cost']:.1f}"] if cost else []))
     return shown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -24,6 +25,8 @@ _PLENTY = 2**31
 """Number of slots if no other play shares them."""
 _LOOK_S = 0.2
 """Seconds after which a worker that waits for a slot checks whether the play is over."""
+_TOLD = 10
+"""Largest number of warnings of episodes that failed with the same kind of error."""
 _BYSTANDER_LIMIT = 16
 """Largest number of replays of an episode because another environment failed."""
 
@@ -90,6 +93,7 @@ class Workers:
         self.busy, self.over = 0, False
         self._jobs = jobs
         self._workers: list[Worker] = []
+        self._told: Counter[str] = Counter()
 
     def begin(self, jobs: Iterable[Job]) -> None:
         """Play the given jobs at the same time; start more workers as needed."""
@@ -116,11 +120,20 @@ class Workers:
                 if self._jobs is not None:
                     self._go_on(worker, next(self._jobs, None))
                 if said.status is Status.FAILED:
-                    _logger.warning(
-                        "episode of task %s failed: %s", visible(said.task.id), visible(str(said.error))
-                    )
+                    self._warn(said)
             self.hear(said)
             yield worker, said
+
+    def _warn(self, failed: Trajectory) -> None:
+        """Warn of a FAILED episode. The first few with the same kind of error are enough."""
+        kind = str(failed.error).partition(":")[0]
+        self._told[kind] += 1
+        if self._told[kind] <= _TOLD:
+            _logger.warning(
+                "episode of task %s failed: %s", visible(failed.task.id), visible(str(failed.error))
+            )
+        if self._told[kind] == _TOLD:
+            _logger.warning("further episodes that fail with %s are not listed here", visible(kind))
 
     def close(self) -> None:
         """Close all environments in their threads. An environment that hangs is abandoned."""

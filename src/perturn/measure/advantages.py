@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perturn.credit.returns import recorded_rewards
 from perturn.measure.points import Continuation, Plan, Point
 from perturn.stats import Bounds, Estimate, mean_interval
+from perturn.stats.intervals import at_bounds, interval_without_spread
 from perturn.types import succeeded
 
 Floats = NDArray[np.float64]
@@ -21,6 +22,7 @@ Flags = NDArray[np.bool_]
 
 SPLITS = 10
 """Number of random splits of each point's continuations into two halves."""
+_CONFIDENCE = 0.95
 FEWEST = 4
 """Fewest continuations of a point, two in each half. A turn whose points have fewer is left out."""
 
@@ -97,7 +99,7 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
     errors of neighbouring turns are correlated, since both use the value between them. The recorded episode is not a
     continuation of its own turns, because it took the measured action.
 
-    Each value has a score interval (`mean_interval`), with the lowest and the highest return of all points as bounds.
+    Each value has the interval of `value_interval`, with the lowest and the highest return of all points as bounds.
     The interval of a difference of values d = a - b is then:
 
         [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)]
@@ -153,14 +155,26 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
         dealt = random.permuted(np.tile(own, (SPLITS, 1)), axis=1)
         middle = len(own) // 2
         halves = np.stack([dealt[:, :middle].mean(1), dealt[:, middle:].mean(1)])
-        found[point] = _Value(_interval(tuple(sorted(own.tolist())), bounds), halves)
+        found[point] = _Value(value_interval(tuple(sorted(own.tolist())), bounds), halves)
     return found
 
 
 @cache
-def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
-    """Return the mean of a point's returns with its interval, cached because many points have equal returns."""
-    return mean_interval(returns, bounds=bounds)
+def value_interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
+    """Return the mean of a point's returns with its 95 % interval, cached because many points have equal returns.
+
+    It is the score interval of `mean_interval`. If a return lies inside the bounds, the interval is at least as wide as
+    for equal returns (`interval_without_spread`): a few similar returns may all lack a rare one, such as a success.
+
+    Args:
+        returns: Returns of the continuations, in units of reward.
+        bounds: Lowest and highest return of all points.
+    """
+    found = mean_interval(returns, bounds=bounds)
+    if bounds is None or at_bounds(np.array(returns), bounds):
+        return found
+    low, high = interval_without_spread(found.mean, found.n, _CONFIDENCE, bounds)
+    return replace(found, low=min(low, found.low), high=max(high, found.high))
 
 
 def bounds_of(returns: Collection[Floats]) -> Bounds:

@@ -36,8 +36,8 @@ def unscored(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> str:
         return ""
     if scores:
         return (
-            "No score has an interval, since too few episodes have different rewards. Measure more --episodes, of more "
-            "tasks."
+            "No score has an interval: without some of the tasks, the measured advantages differ no more than their "
+            "noise. Measure more --episodes, of more tasks, or play more --continuations."
         )
     return (
         "No credit has a score: the measured advantages differ no more than their noise. If few continuations earn a "
@@ -52,6 +52,8 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"finds the turn that lost an episode {claim}"
     if claim := _of_chance(row.get("auc"), correlation):
         yield f"tells turns that gain from turns that lose {claim}"
+    if correlation and correlation[1] is not None and correlation[1] > 0:
+        yield f"ranks the turns of an episode like their advantage (correlation {_said(correlation)})"
     if _is_below_zero(correlation):
         yield f"ranks the turns of an episode against their advantage (correlation {_said(correlation)})"
     if _is_below_zero(cosine):

@@ -10,10 +10,9 @@ from math import ceil, fsum
 import numpy as np
 
 from perturn.credit.returns import recorded_rewards
-from perturn.measure.advantages import FEWEST, Floats, bounds_of, difference, returns_of
+from perturn.measure.advantages import FEWEST, Floats, bounds_of, difference, returns_of, value_interval
 from perturn.measure.points import Continuation, Plan
 from perturn.measure.worlds import WorldCheck
-from perturn.stats import mean_interval
 from perturn.types import Trajectory
 
 PILOT = 50
@@ -117,7 +116,7 @@ def expected_width(groups: Collection[Floats], continuations: int) -> float:
     for each in random.integers(len(listed), size=_DRAWS):
         own = np.append(listed[each], random.choice(pooled))
         one, other = (
-            mean_interval(drawn, bounds=bounds) for drawn in random.choice(own, (2, continuations)).tolist()
+            value_interval(tuple(drawn), bounds) for drawn in random.choice(own, (2, continuations)).tolist()
         )
         low, high = difference(one, other)
         found.append((high - low) / 2)

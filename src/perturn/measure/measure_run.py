@@ -121,7 +121,12 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
         }
         names = found["credits"].items()
         environment = found["environment"]
-        found["sentences"] = [each for name, row in names for each in sentences(name, row, environment)]
+        found["few_tasks"] = has_few_tasks(turns)
+        found["sentences"] = (
+            []
+            if found["few_tasks"]  # intervals are too narrow
+            else [each for name, row in names for each in sentences(name, row, environment)]
+        )
         found["unscored"] = unscored(found["credits"].values(), SCORES)
         found["by_episode"] = _by_episode(chosen, turns, weighed)
         write_whole(run.paths.measured(stage.mark), json.dumps(found) + "\n")

@@ -19,6 +19,8 @@ REPLAYED = 20
 """Maximum number of episodes to replay."""
 _TIMES = 2
 """Number of replays of each episode under its own seed."""
+_TRIES = 2
+"""Number of times to try a replay in which the environment fails."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class WorldCheck:
     kind: Kind
     """How the environment answers."""
     episodes: int
+    """Number of replayed episodes, without episodes in whose replay the environment failed."""
     came_back: int
     """Number of episodes that every replay under the episode's own seed reproduced, including all rewards and the end.
     """
@@ -62,29 +65,64 @@ def check_world(
     Raises:
         RunError: If no replay gives the recorded observations.
     """
-    chosen, problem, answers_differ = episodes[:REPLAYED], "", False
-    restored = back = other = 0
-    for one in chosen:
+    problem, failure, answers_differ = "", "", False
+    replayed = restored = back = other = 0
+    for one in episodes[:REPLAYED]:
         own = [_difference(env, one, protocol) for _ in range(_TIMES)]
+        if failures := [each.problem for each in own if each.has_failed]:
+            failure = failures[0]
+            continue
+        replayed += 1
         restored += all(each.restored for each in own)
         problem = problem or next((each.problem for each in own if each.problem), "")
         back += not any(each.problem for each in own)
         other += not _difference(env, replace(one, seed=seed_of("another", one.seed)), protocol).problem
+    _tell(len(episodes[:REPLAYED]), replayed, restored, back, problem, failure)
+    if has_user or back < replayed:
+        kind: Kind = "open"
+    else:
+        answers_differ = other == replayed and _differ([*episodes, *explored])
+        kind = "seeded" if other < replayed or answers_differ else "deterministic"
+    return WorldCheck(kind, replayed, back, other, answers_differ)
+
+
+def _tell(chosen: int, replayed: int, restored: int, back: int, problem: str, failure: str) -> None:
+    """Warn of replays that differ or fail.
+
+    Args:
+        chosen: Number of chosen episodes.
+        replayed: Number of episodes in whose replays the environment did not fail.
+        restored: Number of episodes whose replays gave the recorded observations.
+        back: Number of episodes whose replays gave the recorded observations, rewards and end.
+        problem: Description of the first difference; empty if there is none.
+        failure: Description of the last failure; empty if there is none.
+
+    Raises:
+        RunError: If no replay gives the recorded observations.
+    """
     if chosen and not restored:
         raise RunError(
-            f"none of {len(chosen)} episodes went as it was recorded when it was played again, so that the world "
-            f"cannot be restored to a turn: {problem}"
+            f"none of {chosen} episodes went as it was recorded when it was played again, so that the world "
+            f"cannot be restored to a turn: {problem or failure}"
+        )
+    if failure:
+        _logger.warning(
+            "the kind of the environment is found without %d of %d episodes: %s",
+            chosen - replayed,
+            chosen,
+            failure,
         )
     if problem:
         _logger.warning(
-            "%d of %d episodes went otherwise when played again: %s", len(chosen) - back, len(chosen), problem
+            "%d of %d episodes went otherwise when played again: %s", replayed - back, replayed, problem
         )
-    if has_user or back < len(chosen):
-        kind: Kind = "open"
-    else:
-        answers_differ = other == len(chosen) and _differ([*episodes, *explored])
-        kind = "seeded" if other < len(chosen) or answers_differ else "deterministic"
-    return WorldCheck(kind, len(chosen), back, other, answers_differ)
+    if 2 * restored < replayed:
+        _logger.warning(
+            "only %d of %d episodes got their recorded observations again; turns to which the environment does not "
+            "return are not measured, so the measured turns will mostly be first turns.",
+            restored,
+            replayed,
+        )
 
 
 def _differ(episodes: Sequence[Trajectory]) -> bool:
@@ -116,15 +154,22 @@ class _Difference(NamedTuple):
     restored: bool
     """Whether the environment gave the recorded observation before each turn."""
     problem: str
-    """Description of the difference; empty if there is none."""
+    """Description of the difference or failure; empty if there is none."""
+    has_failed: bool = False
+    """Whether the environment failed in each try."""
 
 
 def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> _Difference:
     """Replay an episode, and return its differences in observations, rewards and end."""
-    try:
-        again = play_again(env, one, protocol)
-    except (DataError, EnvironmentFailure) as error:
-        return _Difference(False, str(error))
+    for left in reversed(range(_TRIES)):
+        try:
+            again = play_again(env, one, protocol)
+            break
+        except DataError as error:
+            return _Difference(False, str(error))
+        except EnvironmentFailure as error:
+            if not left:
+                return _Difference(False, str(error), has_failed=True)
     then, now = ([turn.own_reward for turn in each.turns] for each in (one, again))
     ends = [(each.terminated, each.terminated and each.success) for each in (one, again)]
     where = f"task {one.task.id!r:.80}, sample {one.sample}"

@@ -64,6 +64,11 @@ def counts_said(found: Mapping[str, Any]) -> str:
             "fewer than four continuations that count is not measured. If failures depend on the actions, the values "
             "are biased."
         )
+    if found.get("few_tasks"):
+        said += (
+            " There are too few tasks, so intervals are over episodes. They are too narrow, and no credit is called "
+            "better or worse than chance."
+        )
     negated = [name for name, row in found.get("credits", {}).items() if row.get("by_outcome")]
     if negated:
         said += f" In failed episodes, the weights of {', '.join(negated)} are negated."
