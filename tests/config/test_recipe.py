@@ -59,7 +59,7 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
             "unknown key 'explore.sampling.temprature'. Did you mean 'exp",
         ),
         ({"explore": {"sampling": {True: 1}}}, "unknown key 'explore.sampling.True'. "),
-        ({"model": {}}, "model.name is missing, and it has no default; set it in the recipe."),
+        ({"model": {}}, "model.name is missing, and it has no default; set it."),
         ({"seed": "one"}, "seed must be a whole number, got 'one'."),
         ({"model": "smollm2"}, "model must be "),
         ({"sft": {"loss": "sft"}}, "sft.loss must be a mapping, got 'sft'."),

@@ -47,5 +47,7 @@ def test_a_world_that_ends_sooner_or_fails_is_told():
 
     with pytest.raises(DataError, match=r"turns\[3\]\.observation: .* ends the episode before it when"):
         replay(Counter(), replace(recorded, turns=(*record(UP, UP, UP).turns, recorded.turns[0])), PROTOCOL)
-    with pytest.raises(EnvironmentFailure, match=r"sample 0: the environment failed at turn 0 .*no such room"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"sample 0: the environment failed at turn 0 .*no such room"
+    ):
         replay(Counter(), replace(recorded, task=Task("broken")), PROTOCOL)

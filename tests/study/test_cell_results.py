@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturn.study import cell_results
-from perturn.study.cell_processes import Processes, do_cell
+from perturn.study.cell_processes import Processes, allowed, do_cell
 from perturn.study.cell_results import forget_stale, is_done
 from perturn.study.cells import Plan
 from perturn.study.settings import read_study
@@ -54,3 +54,10 @@ def test_a_process_that_has_imported_torch_is_forked_on_linux_only(monkeypatch, 
     monkeypatch.setattr(sys, "platform", system)
 
     assert Processes(1, 1)._context.get_start_method() == method
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("1", 1), ("8", 4), ("", 4), ("0", 4), ("2,1", 4)])
+def test_a_cell_has_no_more_threads_than_the_variable_allows(monkeypatch, limit, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+
+    assert allowed(4) == threads

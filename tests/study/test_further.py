@@ -175,7 +175,7 @@ def test_a_verdict_beside_an_interval_that_contains_zero_is_explained(verdict, e
     """Holm's test finds more than the intervals of all primary comparisons at once."""
     row = {"method": "a", "other": "sft"}
 
-    found = {"verdict": verdict, "family_interval": ends}
+    found = {"verdict": verdict, "family_interval": ends, "p_value": 0.03}
     notes = list(_on_intervals([(row, "success", found), (row, "success", None)]))
     several = list(_on_intervals([(row, "success", None), (row, "score", found)]))
 
@@ -183,6 +183,9 @@ def test_a_verdict_beside_an_interval_that_contains_zero_is_explained(verdict, e
         True
     ] * noted
     assert [note.startswith("a against sft differs by Holm's test") for note in notes] == [True] * noted
+    two = list(_on_intervals([(row, "success", found), (row, "success", found)]))[:1]
+    assert ["bounds of the score" in note for note in notes] == [True] * noted
+    assert ["Holm's test finds more" in note for note in two] == [True] * noted
 
 
 def test_the_same_two_either_way_differ_in_sign(tmp_path):
@@ -226,11 +229,11 @@ def test_the_page_shows_them(tmp_path):
         ("compare=[[dpo, tlm]]", "compare: unknown method 'tlm'. Did you mean 'tlm-dre'?"),
         ("compare=[[dpo, sft]]", "dpo and sft are compared anyhow, since sft is the baseline"),
         ("compare=[[sft, dpo]]", "sft and dpo are compared anyhow, since sft is the baseline"),
-        ("compare=[[dpo, dpo]]", "must have lists of two methods that differ, got ['dpo', 'dpo']"),
-        ("compare=[[dpo]]", "must have lists of two methods that differ, got ['dpo']"),
+        ("compare=[[dpo, dpo]]", "must have lists of two sides without a common method, got ['dpo', 'dpo']"),
+        ("compare=[[dpo]]", "must have lists of two sides without a common method, got ['dpo']"),
         ("compare=[[dpo, tlm-dre], [tlm-dre, dpo]]", "primary and compare name two methods twice"),
         ("primary=[[dpo, sft], [sft, dpo]]", "primary and compare name two methods twice"),
-        ("primary=[[[dpo, sft], [sft, dpo]]]", "must have lists of two methods that differ"),
+        ("primary=[[[dpo, sft], [sft, dpo]]]", "must have lists of two sides without a common method"),
         (
             "primary=[[[dpo, sft], tlm-dre], [[sft, dpo], tlm-dre]]",
             "primary and compare name two methods twice",
@@ -243,6 +246,11 @@ def test_the_page_shows_them(tmp_path):
             "primary must have at most 3 comparisons, got 4",
         ),
         ("compare=dpo", "compare must be a list"),
+        ("compare=[[dpo, tlm-dre], base]", "compare[1] must be a list, got 'base'."),
+        ("compare=[[[dpo, tlm-dre], dpo]]", "must have lists of two sides without a common method"),
+        ("sweep={align.learning_rate: 0.1}", "sweep.align.learning_rate must be a list, got 0.1."),
+        ("sweep={align.learning_rate: [0.1, 0.10]}", "align.learning_rate must have values that differ"),
+        ("methods.dpo=null", "methods.dpo must be a mapping, got None."),
     ],
 )
 def test_what_is_refused(study, words, said):

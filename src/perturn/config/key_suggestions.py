@@ -180,3 +180,21 @@ def _completed(key: str, rest: Sequence[str], known: Sequence[str]) -> str:
         below = [each for each in known if each.rpartition(".")[0] == key]
         key = closest(f"{key}.{part}", below) or f"{key}.{part}"
     return key
+
+
+def item_at(where: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
+    """Return the dotted path and the value of an item that lies at a path of indices and keys below a value.
+
+    Args:
+        where: Dotted path of the value.
+        value: The value.
+        path: Indices and keys. Parts after the first that the value does not have, such as names of types, are ignored.
+    """
+    for part in path:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            where, value = f"{where}[{part}]", value[part]
+        elif isinstance(value, Mapping) and part in value:
+            where, value = f"{where}.{part}", value[part]
+        else:
+            break
+    return where, value

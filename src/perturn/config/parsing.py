@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perturn.bounds import EntryOf, check_values, hints_of
 from perturn.config.explorer_settings import EXPLORER, check_explorer
-from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
+from perturn.config.key_suggestions import entry_of, item_at, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS, check_row_maker
 from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
 from perturn.io.secrets import holds_secret, may_be_secret, names_secret
@@ -162,7 +162,7 @@ def _require_all(settings: Mapping[str, inspect.Parameter], data: Mapping[str, A
     """Reject a section that lacks a setting without default."""
     for name, item in settings.items():
         there = True if name in data or item.default is not item.empty else None
-        required(there, _join(where, name), "it has no default", "set it in the recipe")
+        required(there, _join(where, name), "it has no default", "set it")
 
 
 def build(
@@ -301,6 +301,7 @@ def _value(hint: Any, value: Any, where: str, root: Any, default: Any = None) ->
         found = _adapter(hint).validate_python(value)
     except ValidationError as error:
         expected = _expected(hint, error)
+        where, value = item_at(where, value, error.errors()[0]["loc"])
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
             expected += ", or null to leave it out" * (value is False and NoneType in typing.get_args(hint))

@@ -46,12 +46,18 @@ _GRACE_SECONDS = 20.0
 """Time that a process gets to write a checkpoint and stop, in seconds."""
 
 
+def allowed(threads: int) -> int:
+    """Return a number of threads, or the limit that `OMP_NUM_THREADS` sets if it is lower."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(threads, int(limit)) if limit.isdecimal() and int(limit) else threads
+
+
 class Processes:
     """Pool of processes on this machine, of limited size."""
 
     def __init__(self, size: int, threads: int) -> None:
         """Prepare the pool."""
-        self._size, self._threads = size, threads
+        self._size, self._threads = size, allowed(threads)
         self._free_gb = psutil.virtual_memory().available / 1e9
         method = "forkserver" if sys.platform == "linux" else "spawn"
         self._context: Any = multiprocessing.get_context(method)

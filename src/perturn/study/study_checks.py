@@ -69,7 +69,9 @@ def refuse_changed_inputs(cells: Iterable[Cell]) -> None:
             for change in changes(read_manifest(folder).get("inputs") or {}):
                 if not change.gone:
                     raise RunError(
-                        f"{cell.label}: {change}: restore the file, or give the study another name (name=...)."
+                        f"{cell.label}: {change}: restore the file, or give the study another name; name=NEW "
+                        f"share=[OLD] reuses all stages that did not read it. If the cell failed, you can also delete "
+                        f"{cell.folder}, which is then made anew."
                     )
 
 

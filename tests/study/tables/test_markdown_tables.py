@@ -38,6 +38,7 @@ def test_a_table_by_hand(tmp_path):
     assert further[3:5] == [f"{1 / 64:.3f}", f"{3 / 128:.3f}"]
     assert "q is the Benjamini-Hochberg q-value over 3 comparisons." in text
     assert "- There is one seed, so the intervals are for other tasks only" in text
+    assert "They cover other tasks. Methods are paired" in text
 
 
 def test_it_has_the_numbers_of_the_summary_and_is_written_beside_it(tmp_path):

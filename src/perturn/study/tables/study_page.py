@@ -94,7 +94,7 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     return {
         "protocol_line": number_text.protocol_line(found["protocol"]) if found["protocol"] else "",
         "pairs": pairs,
-        "how_to_read": how_to_read(found["comparisons"], found["measures"]),
+        "how_to_read": how_to_read(found["comparisons"], found["measures"], _bases(found)),
         "differences": {
             measure: draw(
                 f"differences-{measure}-{number}", "", _reading(measure),
@@ -194,23 +194,32 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
         if found["further"]:
             rows = [_further(row, measure) for row in found["further"]]
             yield _table(("A against B", _SIZE, f"A − B, {unit}", *_COMPARED), rows)
-    yield how_to_read(found["comparisons"], found["measures"])
+    yield how_to_read(found["comparisons"], found["measures"], _bases(found))
     if found["notes"]:
         yield "\n".join(f"- {_plain(note)}" for note in found["notes"])
 
 
-def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
+def _bases(found: Mapping[str, Any]) -> int:
+    """Return the largest number of bases, or of seeds with a base each, that a method of an environment has."""
+    return max((row["bases"] for row in found["methods"]), default=0)
+
+
+def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str], bases: int) -> str:
     """Return an explanation of the numbers on the page.
 
     Args:
         comparisons: Number of comparisons in each family.
         measures: Compared measures. The p-values of each measure are corrected separately.
+        bases: Number of bases, or of seeds with a base each.
     """
+    if bases == TWO:
+        return "Methods are paired by task and seed."
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""
+    covered = "other tasks" if bases == 1 else "other seeds and other tasks"
     said = (
-        "Intervals (95 %) and p are for a single comparison. They cover other seeds and other tasks. Methods are "
-        "paired by task and seed. "
+        f"Intervals (95 %) and p are for a single comparison. They cover {covered}. Methods are paired by task and "
+        "seed. "
     )
     if others:
         said += f"q is the Benjamini-Hochberg q-value over {_counted(others)}{each}. "

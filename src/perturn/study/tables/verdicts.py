@@ -330,9 +330,15 @@ def _on_intervals(
             and (high is None or high >= 0)
         ):
             of = f" in {measure}" if several else ""
+            family = sum(each is not None and own == measure for _, own, each in primary)
+            why = (
+                "Intervals within the bounds of the score extend further than the test."
+                if found["p_value"] * family < LEVEL
+                else "Holm's test finds more than these intervals, which hold all at once."
+            )
             yield (
                 f"{row['method']} against {row['other']} differs{of} by Holm's test, and its interval "
-                "contains zero. Holm's test finds more than these intervals, which hold all at once."
+                f"contains zero. {why}"
             )
 
 
