@@ -3,14 +3,15 @@
     python benchmarks/value_intervals.py
 
 Each row has the probability that the 95 % interval contains the true value, and its mean half-width in brackets, for
-`perturn measure` (`value_interval`) and for the score interval alone (`mean_interval`).
+the score interval alone (`mean_interval`), and for the interval of `perturn measure` (`value_interval`) with three
+typical variances of the returns of other states.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import comb
 
 from perturn.measure.advantages import value_interval
-from perturn.stats import Estimate, mean_interval
+from perturn.stats import mean_interval
 
 CASES: dict[str, tuple[Sequence[float], Sequence[float], tuple[float, float]]] = {
     "0 or 1, success 0.1": ((0.0, 1.0), (0.9, 0.1), (0.0, 1.0)),
@@ -34,15 +35,23 @@ def samples(values: Sequence[float], chances: Sequence[float], n: int) -> Iterat
             yield [values[0]] * many + rest, here * chance
 
 
-def coverage(
-    interval: Callable[[tuple[float, ...], tuple[float, float]], Estimate], case: str, n: int
-) -> tuple[float, float]:
-    """Return the probability that the interval contains the true value, and the mean half-width."""
+def coverage(case: str, n: int, typical: float | None) -> tuple[float, float]:
+    """Return the probability that the interval contains the true value, and the mean half-width.
+
+    Args:
+        case: Key of `CASES`.
+        n: Number of continuations.
+        typical: Typical variance of the returns of other states. None: the score interval alone.
+    """
     values, chances, bounds = CASES[case]
     true = sum(value * chance for value, chance in zip(values, chances, strict=True))
     inside = width = 0.0
     for sample, chance in samples(values, chances, n):
-        found = interval(tuple(sample), bounds)
+        found = (
+            mean_interval(sample, bounds=bounds)
+            if typical is None
+            else value_interval(tuple(sample), bounds, typical)
+        )
         inside += chance * (found.low <= true <= found.high)
         width += chance * (found.high - found.low) / 2
     return inside, width
@@ -50,17 +59,13 @@ def coverage(
 
 def main() -> None:
     """Print a row for each case and number of continuations."""
-    print("| returns | continuations | measure | score interval alone |\n|---|---|---|---|")
+    print("| returns | continuations | score interval | 0.05 | 0.1 | 0.2 |\n|---|---|---|---|---|---|")
     for case in CASES:
         for n in (4, 8, 16):
-            cells = [
-                f"{inside:.2f} ({width:.2f})"
-                for inside, width in (
-                    coverage(value_interval, case, n),
-                    coverage(lambda sample, bounds: mean_interval(sample, bounds=bounds), case, n),
-                )
-            ]
-            print(f"| {case} | {n} | {' | '.join(cells)} |")
+            found = (coverage(case, n, typical) for typical in (None, 0.05, 0.1, 0.2))
+            print(
+                f"| {case} | {n} | {' | '.join(f'{inside:.2f} ({width:.2f})' for inside, width in found)} |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A play that was interrupted: a later play with the same engine gets only the answers to its own prompts."""
+"""Plays that were interrupted, whose later play gets only answers to its own prompts, and plays that often fail."""
 
 import pytest
 
@@ -58,3 +58,11 @@ def test_a_play_after_an_interrupted_play_gets_its_own_answers(kind, wrap):
 
     assert bool(left) is (kind is Stream)
     assert played(engine, a=3, c=4) == played(Stream(is_interrupted=False), a=3, c=4)
+
+
+def test_many_failures_of_one_kind_are_not_all_listed(caplog):
+    jobs, engine = [Job(Task(f"t/{n}"), 0) for n in range(12)], Script(lambda prompt: Action("Action: crash"))
+
+    assert len(list(play(jobs, engine, Counter, protocol=PROTOCOL, sampling=Sampling()))) == 12
+    assert caplog.text.count("the world fell over") == 10
+    assert "further episodes that fail with RuntimeError are not listed here" in caplog.text

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perturn.measure.advantages import SPLITS, Measured, value_interval
+from perturn.measure.advantages import SPLITS, Measured, typical_variance, value_interval
 from perturn.measure.conclusions import sentences, unscored
 from perturn.measure.credit_scores import (
     BOUNDS,
@@ -217,10 +217,21 @@ def test_a_correlation_of_either_sign_is_told():
 def test_a_few_similar_returns_do_not_make_a_value_certain(case):
     """They may all lack the rare success: the score interval alone would contain the value in 57 % of samples."""
     of = benchmark("value_intervals").coverage
-    alone, _ = of(lambda sample, bounds: mean_interval(sample, bounds=bounds), case, 8)
 
-    assert 0.55 < alone < 0.6
-    assert all(of(value_interval, case, n)[0] > 0.97 for n in (4, 8, 12))
+    assert 0.55 < of(case, 8, None)[0] < 0.6
+    assert all(of(case, n, typical)[0] > 0.95 for n in (4, 8, 12) for typical in (0.05, 0.2))
+
+
+def test_a_value_is_exactly_known_by_no_sample():
+    """Equal returns have the interval of a typical spread, or of none; the spread of the sample is never reduced."""
+    one, other, none = (value_interval((0.5,) * 8, (0.0, 1.0), typical) for typical in (0.1, 0.2, 0.0))
+    varied = (0.1, 0.9, 0.4, 0.6)
+
+    assert 0 < one.high - one.low < other.high - other.low
+    assert none == mean_interval((0.5,) * 8)
+    assert value_interval(varied, (0.0, 1.0), 0.01) == mean_interval(varied)
+    assert value_interval((0.0, 1.0, 1.0, 1.0), (0.0, 1.0), 9.0) == mean_interval((0.0, 1.0, 1.0, 1.0))
+    assert typical_variance([np.array([0.0, 1.0]), np.zeros(3), np.array([0.2])]) == 0.5
 
 
 @pytest.mark.parametrize(

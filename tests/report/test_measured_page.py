@@ -21,6 +21,14 @@ def test_an_exact_score_has_no_interval_and_missing_scores_a_reason(run, make):
     assert "[0.600, 0.800]" in page
 
 
+@pytest.mark.parametrize("few", [{}, {"few_tasks": False}, {"few_tasks": True}])
+def test_few_tasks_are_told(run, make, few):
+    """A file of an earlier version does not say it."""
+    make.put_json(RunPaths(run).measured(), FOUND | few)
+
+    assert ("There are too few tasks" in make.page_of(run).text) == few.get("few_tasks", False)
+
+
 @pytest.mark.parametrize("calls", [{}, {"calls": [[], [{"name": "look"}]]}])
 def test_the_actions_of_a_measured_episode_are_without_thoughts(run, make, calls):
     """A file of an earlier version has no calls. A score that is shown as a dash sorts as missing."""

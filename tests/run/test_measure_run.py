@@ -47,6 +47,7 @@ def test_a_run_is_measured_and_measured_again(run, monkeypatch):
     assert file.read_bytes() == before
     assert again == found
     assert found["world"]["kind"] == "deterministic"
+    assert found["few_tasks"] == (found["tasks"] < 5)
     assert found["measured"] == found["turns"] == sum(len(one["advantage"]) for one in found["by_episode"])
     assert all(len(one["calls"]) == len(one["actions"]) for one in found["by_episode"])
     assert found["credits"]["uniform"]["by_outcome"]

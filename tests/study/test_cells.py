@@ -181,6 +181,10 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         ),
         (["methods.dmpo={sweep: [1]}"], "must have a list of values for each key"),
         (
+            ["sweep={align.learning_rate: [0.1, 0.10]}"],
+            "sweep: align.learning_rate must have values that differ",
+        ),
+        (
             [
                 "sweep={}",
                 "methods.dpo.sweep={align.beta: [1, 2]}",

@@ -301,10 +301,11 @@ def _value(hint: Any, value: Any, where: str, root: Any, default: Any = None) ->
         found = _adapter(hint).validate_python(value)
     except ValidationError as error:
         expected = _expected(hint, error)
-        where, value = item_at(where, value, error.errors()[0]["loc"])
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
             expected += ", or null to leave it out" * (value is False and NoneType in typing.get_args(hint))
+        elif len(_members(hint)) == 1 and "[key]" not in (path := error.errors()[0]["loc"]):
+            where, value = item_at(where, value, path)
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
     _refuse_infinite(found, where)  # a text may have become a number
     is_number = isinstance(found, bool) or not isinstance(value, bool)  # true may have become 1

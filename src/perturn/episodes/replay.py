@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perturn.episodes.episode import Episode, Job, episode, parted, understood
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.prompts import request_at
+from perturn.episodes.world_threads import ignore
 from perturn.episodes.world_threads import play_again as played_again
 from perturn.errors import ContextFull, DataError, EngineFailure, EnvironmentFailure
 from perturn.traits import traits_of
-from perturn.types import Action, Environment, EpisodeProtocol, Trajectory, failed, filled_context
+from perturn.types import (
+    Action,
+    Environment,
+    EpisodeProtocol,
+    Message,
+    Prompt,
+    Trajectory,
+    failed,
+    filled_context,
+)
 
 
-def play_script(steps: Episode, script: Sequence[Action], failure: BaseException) -> Trajectory:
-    """Play an episode with given actions. If it has not ended after them, mark it FAILED with the error `failure`."""
+def play_script(
+    steps: Episode,
+    script: Sequence[Action],
+    failure: BaseException,
+    hear: Callable[[Prompt], object] = ignore,
+) -> Trajectory:
+    """Play an episode with given actions. If it has not ended after them, mark it FAILED with the error `failure`.
+
+    `hear` is called for each prompt.
+    """
     try:
-        next(steps)
+        hear(next(steps))
         for action in script:
-            steps.send(action)
+            hear(steps.send(action))
         steps.throw(failure)
     except StopIteration as end:
         trajectory: Trajectory = end.value
@@ -41,25 +59,30 @@ def play_again(
 
     Raises:
         DataError: If an observation differs from the recorded one.
-        EnvironmentFailure: If the environment fails before the recorded turns are played.
+        EnvironmentFailure: If the environment fails before the recorded turns are played, and its observations were
+            equal so far.
     """
     task, script = recorded.task, [turn.action for turn in recorded.turns]
     said = [turn.user_said for turn in recorded.turns]
     kind = ContextFull if filled_context(recorded) else EngineFailure
     end = kind("the episode was recorded no further.")
 
+    seen: list[tuple[Message, ...]] = []
+
     def played() -> Trajectory:
+        seen.clear()
         steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol, user_said=said)
-        return play_script(steps, script, end)
+        return play_script(steps, script, end, lambda prompt: seen.append(prompt.observation))
 
     again = played_again(played, retries)
-    if failed(again) and len(again.turns) < len(script):
+    came_back = all(now == turn.observation for now, turn in zip(seen, recorded.turns, strict=False))
+    if failed(again) and len(again.turns) < len(script) and came_back:
         raise EnvironmentFailure(
             f"task {task.id!r:.80}, sample {recorded.sample}: the environment failed at turn {len(again.turns)} when "
             f"the episode was played again: {again.error or '':.200}"
         )
     for index, turn in enumerate(recorded.turns):
-        heard = again.turns[index].observation if index < len(again.turns) else again.error
+        heard = seen[index] if index < len(seen) else again.error
         if heard != turn.observation:
             now = "ends the episode before it" if heard is None else f"answers {heard!r:.200}"
             raise DataError(

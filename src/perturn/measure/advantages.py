@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perturn.credit.returns import recorded_rewards
 from perturn.measure.points import Continuation, Plan, Point
 from perturn.stats import Bounds, Estimate, mean_interval
-from perturn.stats.intervals import at_bounds, interval_without_spread
+from perturn.stats.intervals import at_bounds, interval_with_spread
 from perturn.types import succeeded
 
 Floats = NDArray[np.float64]
@@ -145,7 +145,7 @@ def _stacked(rows: Sequence[tuple[float, ...]], halves: Sequence[Floats]) -> Mea
 
 def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Point, _Value]:
     """Return the value of each point that has at least `FEWEST` continuations."""
-    bounds = bounds_of(returns.values())
+    bounds, typical = bounds_of(returns.values()), typical_variance(returns.values())
     found = {}
     for number, point in enumerate(plan.points):
         own = returns.get(point)
@@ -155,26 +155,45 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
         dealt = random.permuted(np.tile(own, (SPLITS, 1)), axis=1)
         middle = len(own) // 2
         halves = np.stack([dealt[:, :middle].mean(1), dealt[:, middle:].mean(1)])
-        found[point] = _Value(value_interval(tuple(sorted(own.tolist())), bounds), halves)
+        found[point] = _Value(value_interval(tuple(sorted(own.tolist())), bounds, typical), halves)
     return found
 
 
 @cache
-def value_interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
-    """Return the mean of a point's returns with its 95 % interval, cached because many points have equal returns.
+def value_interval(returns: tuple[float, ...], bounds: Bounds, typical: float) -> Estimate:
+    r"""Return the mean of a point's returns with its 95 % interval, cached because many points have equal returns.
 
-    It is the score interval of `mean_interval`. If a return lies inside the bounds, the interval is at least as wide as
-    for equal returns (`interval_without_spread`): a few similar returns may all lack a rare one, such as a success.
+        s~^2 = s^2 + max(0, s0^2 - s^2) / 3
+
+    s^2 is the variance of the returns, and s0^2 the typical variance. A few similar returns may all lack a rare return,
+    such as a success, and then s^2 alone is far too small. If all returns lie at the bounds, as for rewards of 0 and 1,
+    the interval is the score interval of a rate. Otherwise it is the score interval of `mean_interval`, with s~ as the
+    standard deviation. If no point varies, it is the interval of equal values.
+
+    Source: a variance that is moderated by the variances of other units, as in Smyth 2004, "Linear models and empirical
+    Bayes methods for assessing differential expression".
+    Differs: the weight 1/3 is fixed, s^2 is never reduced, and the degrees of freedom are not increased.
+    `benchmarks/value_intervals.py` has the coverage.
 
     Args:
         returns: Returns of the continuations, in units of reward.
         bounds: Lowest and highest return of all points.
+        typical: Typical variance of the returns of a point; see `typical_variance`.
     """
+    sample = np.array(returns)
     found = mean_interval(returns, bounds=bounds)
-    if bounds is None or at_bounds(np.array(returns), bounds):
+    if len(sample) < 2 or not typical or at_bounds(sample, bounds):
         return found
-    low, high = interval_without_spread(found.mean, found.n, _CONFIDENCE, bounds)
-    return replace(found, low=min(low, found.low), high=max(high, found.high))
+    own = float(sample.var(ddof=1))
+    error = sqrt((own + max(0.0, typical - own) / 3) / len(sample))
+    low, high = interval_with_spread(found.mean, error, len(sample) - 1, _CONFIDENCE, bounds)
+    return replace(found, low=min(low, found.mean), high=max(high, found.mean))
+
+
+def typical_variance(returns: Collection[Floats]) -> float:
+    """Return the mean variance of the points whose returns vary; 0 if none vary."""
+    found = [float(own.var(ddof=1)) for own in returns if len(own) > 1 and np.ptp(own) > 0]
+    return float(np.mean(found)) if found else 0.0
 
 
 def bounds_of(returns: Collection[Floats]) -> Bounds:

@@ -10,7 +10,15 @@ from math import ceil, fsum
 import numpy as np
 
 from perturn.credit.returns import recorded_rewards
-from perturn.measure.advantages import FEWEST, Floats, bounds_of, difference, returns_of, value_interval
+from perturn.measure.advantages import (
+    FEWEST,
+    Floats,
+    bounds_of,
+    difference,
+    returns_of,
+    typical_variance,
+    value_interval,
+)
 from perturn.measure.points import Continuation, Plan
 from perturn.measure.worlds import WorldCheck
 from perturn.types import Trajectory
@@ -110,13 +118,14 @@ def expected_width(groups: Collection[Floats], continuations: int) -> float:
         groups: Returns of points or tasks, in units of reward [returns].
         continuations: Number of continuations from each point.
     """
-    bounds, random = bounds_of(groups), np.random.default_rng(0)
+    bounds, typical, random = bounds_of(groups), typical_variance(groups), np.random.default_rng(0)
     listed, pooled = list(groups), np.concatenate(list(groups))
     found = []
     for each in random.integers(len(listed), size=_DRAWS):
         own = np.append(listed[each], random.choice(pooled))
         one, other = (
-            value_interval(tuple(drawn), bounds) for drawn in random.choice(own, (2, continuations)).tolist()
+            value_interval(tuple(drawn), bounds, typical)
+            for drawn in random.choice(own, (2, continuations)).tolist()
         )
         low, high = difference(one, other)
         found.append((high - low) / 2)

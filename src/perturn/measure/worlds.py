@@ -20,7 +20,7 @@ REPLAYED = 20
 _TIMES = 2
 """Number of replays of each episode under its own seed."""
 _TRIES = 2
-"""Number of times to try a replay in which the environment fails."""
+"""Number of times to try a replay in which the environment raises, dies or hangs."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,10 @@ def check_world(
     problem, failure, answers_differ = "", "", False
     replayed = restored = back = other = 0
     for one in episodes[:REPLAYED]:
-        own = [_difference(env, one, protocol) for _ in range(_TIMES)]
-        if failures := [each.problem for each in own if each.has_failed]:
-            failure = failures[0]
+        own = [_difference(env, one, protocol)]
+        own += [_difference(env, one, protocol) for _ in range(1, _TIMES) if not own[0].has_failed]
+        if broken := [each.problem for each in own if each.has_failed]:
+            failure = failure or broken[0]
             continue
         replayed += 1
         restored += all(each.restored for each in own)
@@ -95,7 +96,7 @@ def _tell(chosen: int, replayed: int, restored: int, back: int, problem: str, fa
         restored: Number of episodes whose replays gave the recorded observations.
         back: Number of episodes whose replays gave the recorded observations, rewards and end.
         problem: Description of the first difference; empty if there is none.
-        failure: Description of the last failure; empty if there is none.
+        failure: Description of the first failure; empty if there is none.
 
     Raises:
         RunError: If no replay gives the recorded observations.
@@ -163,7 +164,7 @@ def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) ->
     """Replay an episode, and return its differences in observations, rewards and end."""
     for left in reversed(range(_TRIES)):
         try:
-            again = play_again(env, one, protocol)
+            again = play_again(env, one, protocol, retries=0)
             break
         except DataError as error:
             return _Difference(False, str(error))

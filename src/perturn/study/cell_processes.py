@@ -48,7 +48,7 @@ _GRACE_SECONDS = 20.0
 
 def allowed(threads: int) -> int:
     """Return a number of threads, or the limit that `OMP_NUM_THREADS` sets if it is lower."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(threads, int(limit)) if limit.isdecimal() and int(limit) else threads
 
 

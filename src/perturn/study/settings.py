@@ -131,9 +131,6 @@ class Study:
         for key, values in (*self.by_seed.items(), *self.sweep.items()):
             if not values:
                 yield f"{key} has no value; name at least one."
-        for key, values in self.sweep.items():
-            if any(each in values[:index] for index, each in enumerate(values)):
-                yield f"sweep.{key} must have values that differ, got {values!r:.200}."
         if unknown := [seed for seed in self.tuned_seeds if seed not in self.seeds]:
             yield f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}."
         if self.tune is None and (self.sweep or any(method.get(SWEEP) for method in self.methods.values())):
@@ -143,8 +140,8 @@ class Study:
         """Yield errors about the comparisons, other than unknown methods."""
         for part, pairs in (("primary", self.primary), ("compare", self.compare)):
             for pair in pairs:
-                if len(pair) != 2 or _members(pair[0]) & _members(pair[1]):
-                    yield f"{part} must have lists of two sides without a common method, got {pair!r:.200}."
+                if len(pair) != 2 or _members(pair[0]) == _members(pair[1]):
+                    yield f"{part} must have lists of two methods that differ, got {pair!r:.200}."
                 for side in pair:
                     if isinstance(side, list) and not len(side) == len(set(side)) > 1:
                         yield f"{part}: a mean is of two methods or more that differ, got {side!r:.200}."

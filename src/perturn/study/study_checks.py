@@ -71,7 +71,7 @@ def refuse_changed_inputs(cells: Iterable[Cell]) -> None:
                     raise RunError(
                         f"{cell.label}: {change}: restore the file, or give the study another name; name=NEW "
                         f"share=[OLD] reuses all stages that did not read it. If the cell failed, you can also delete "
-                        f"{cell.folder}, which is then made anew."
+                        f"{folder}, which is then made anew."
                     )
 
 

@@ -93,13 +93,17 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
     with closing_world(world_maker(recipe)()) as env:
         for one in track(episodes, "remaining path", "episodes"):
             if id(one) not in found:  # an expert episode may be in several pairs
-                found[id(one)] = one if failed(one) else _measured(env, one, protocol, sense)
+                found[id(one)] = (
+                    one if failed(one) else _measured(env, one, protocol, sense, recipe.worlds.retries)
+                )
     return [found[id(one)] for one in episodes]
 
 
-def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str) -> Trajectory:
+def _measured(
+    env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str, retries: int
+) -> Trajectory:
     """Return an episode with the distance to a success around each turn."""
-    sent = replay(env, recorded, protocol)
+    sent = replay(env, recorded, protocol, retries)
     commands = [command for command in sent if command is not None]
     left = list(env.remaining(recorded.task, commands, sense))
     if len(left) != len(commands) + 1:

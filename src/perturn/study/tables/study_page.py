@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,24 +199,27 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
         yield "\n".join(f"- {_plain(note)}" for note in found["notes"])
 
 
-def _bases(found: Mapping[str, Any]) -> int:
-    """Return the largest number of bases, or of seeds with a base each, that a method of an environment has."""
-    return max((row["bases"] for row in found["methods"]), default=0)
+def _bases(found: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of bases, or of seeds with a base each, of the comparisons in an environment."""
+    measures: Sequence[str] = found["measures"]
+    compared = [row[measure]["against"] for row in found["methods"] for measure in measures]
+    compared += [row[measure] for row in (*found["primary"], *found["further"]) for measure in measures]
+    return {len(each["by_base"]) for each in compared if each}
 
 
-def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str], bases: int) -> str:
+def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str], bases: Collection[int]) -> str:
     """Return an explanation of the numbers on the page.
 
     Args:
         comparisons: Number of comparisons in each family.
         measures: Compared measures. The p-values of each measure are corrected separately.
-        bases: Number of bases, or of seeds with a base each.
+        bases: Numbers of bases, or of seeds with a base each, that the comparisons have.
     """
-    if bases == TWO:
+    if set(bases) == {TWO}:
         return "Methods are paired by task and seed."
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""
-    covered = "other tasks" if bases == 1 else "other seeds and other tasks"
+    covered = "other tasks" if set(bases) == {1} else "other seeds and other tasks"
     said = (
         f"Intervals (95 %) and p are for a single comparison. They cover {covered}. Methods are paired by task and "
         "seed. "

@@ -330,7 +330,7 @@ def _on_intervals(
             and (high is None or high >= 0)
         ):
             of = f" in {measure}" if several else ""
-            family = sum(each is not None and own == measure for _, own, each in primary)
+            family = sum(own == measure for _, own, _ in primary)
             why = (
                 "Intervals within the bounds of the score extend further than the test."
                 if found["p_value"] * family < LEVEL
