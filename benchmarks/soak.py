@@ -1,10 +1,10 @@
 """Observe a long online run in failing environments: memory, descriptors, threads and throughput every ten seconds.
 
-    python benchmarks/soak.py --place FOLDER --minutes 60 --out benchmarks/soak.jsonl --figure docs/figures/soak.svg
+    python benchmarks/soak.py --place FOLDER --minutes 60 --out benchmarks/soak.parquet --figure docs/figures/soak.svg
 
 Each step of an environment raises an error, hangs, exits, is killed, or returns garbage, with fixed probabilities.
-`--out` has a line for each sample. A second call resumes the run, and appends lines. `--draw` draws the lines without
-running anything.
+`--out` gets a row for each sample. While it runs, the rows are lines of `samples.jsonl` in the folder. A second call
+resumes the run, and appends lines. `--draw` draws the rows without running anything.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -139,8 +141,9 @@ def _figures(processes: Sequence[psutil.Process]) -> dict[str, Any]:
     return {name: found[name] for name in names} | {"cpu_seconds": found["cpu_ms"] / 1000}
 
 
-def soak(place: Path, minutes: float, out: Path) -> None:
-    """Run, and write a line every ten seconds."""
+def soak(place: Path, minutes: float) -> list[dict[str, Any]]:
+    """Run, write a line every ten seconds, and return the rows of all calls."""
+    out = place / "samples.jsonl"
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
     before = rows[-1]["seconds"] if rows else 0.0
     call = rows[-1]["call"] + 1 if rows else 0
@@ -166,6 +169,7 @@ def soak(place: Path, minutes: float, out: Path) -> None:
             process.wait()
     if process.returncode not in (0, 130):
         raise SystemExit(f"the run ended with {process.returncode}; see {place / 'soak.log'}")
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def rates(rows: Sequence[dict[str, Any]], key: str, span: float = 180.0) -> list[tuple[float, float]]:
@@ -242,13 +246,14 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=60.0, help="minutes in total, with those of earlier calls"
     )
-    parser.add_argument("--out", type=Path, required=True, help="samples, of which there may be some")
+    parser.add_argument("--out", type=Path, required=True, help="Parquet file of the samples")
     parser.add_argument("--figure", type=Path, help="draw them here as SVG")
     parser.add_argument("--draw", action="store_true", help="draw what there is, and run nothing")
     options = parser.parse_args()
     if not options.draw:
-        soak(options.place.resolve(), options.minutes, options.out.resolve())
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+        rows = soak(options.place.resolve(), options.minutes)
+        pq.write_table(pa.Table.from_pylist(rows), options.out, compression="zstd")
+    rows = pq.read_table(options.out).to_pylist()
     if options.figure:
         draw(rows, options.figure)
     print(summary(rows))

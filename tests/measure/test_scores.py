@@ -223,12 +223,13 @@ def test_a_few_similar_returns_do_not_make_a_value_certain(case):
 
 
 def test_a_value_is_exactly_known_by_no_sample():
-    """Equal returns have the interval of a typical spread, or of none; the spread of the sample is never reduced."""
-    one, other, none = (value_interval((0.5,) * 8, (0.0, 1.0), typical) for typical in (0.1, 0.2, 0.0))
+    """The interval grows with the typical spread, and the spread of the sample is never reduced."""
+    one, other = (value_interval((0.5, 0.5, 0.5, 0.51), (0.0, 1.0), typical) for typical in (0.1, 0.2))
     varied = (0.1, 0.9, 0.4, 0.6)
 
-    assert 0 < one.high - one.low < other.high - other.low
-    assert none == mean_interval((0.5,) * 8)
+    assert 0.2 < one.high - one.low < other.high - other.low
+    assert value_interval((0.5,) * 8, (0.0, 1.0), 0.0) == mean_interval((0.5,) * 8)
+    assert value_interval((0.5,) * 8, (0.0, 1.0), 0.1).low <= mean_interval((0.5,) * 8).low
     assert value_interval(varied, (0.0, 1.0), 0.01) == mean_interval(varied)
     assert value_interval((0.0, 1.0, 1.0, 1.0), (0.0, 1.0), 9.0) == mean_interval((0.0, 1.0, 1.0, 1.0))
     assert typical_variance([np.array([0.0, 1.0]), np.zeros(3), np.array([0.2])]) == 0.5

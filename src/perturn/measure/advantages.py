@@ -168,7 +168,7 @@ def value_interval(returns: tuple[float, ...], bounds: Bounds, typical: float) -
     s^2 is the variance of the returns, and s0^2 the typical variance. A few similar returns may all lack a rare return,
     such as a success, and then s^2 alone is far too small. If all returns lie at the bounds, as for rewards of 0 and 1,
     the interval is the score interval of a rate. Otherwise it is the score interval of `mean_interval`, with s~ as the
-    standard deviation. If no point varies, it is the interval of equal values.
+    standard deviation, and never narrower than `mean_interval` itself, which is wide for equal returns.
 
     Source: a variance that is moderated by the variances of other units, as in Smyth 2004, "Linear models and empirical
     Bayes methods for assessing differential expression".
@@ -187,7 +187,7 @@ def value_interval(returns: tuple[float, ...], bounds: Bounds, typical: float) -
     own = float(sample.var(ddof=1))
     error = sqrt((own + max(0.0, typical - own) / 3) / len(sample))
     low, high = interval_with_spread(found.mean, error, len(sample) - 1, _CONFIDENCE, bounds)
-    return replace(found, low=min(low, found.mean), high=max(high, found.mean))
+    return replace(found, low=min(low, found.low), high=max(high, found.high))
 
 
 def typical_variance(returns: Collection[Floats]) -> float:
