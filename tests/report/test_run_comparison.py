@@ -39,6 +39,19 @@ def test_equal_task_lists_are_compared_task_by_task(two, make):
     assert (found.refused, found.differs) == ("", ())
 
 
+def test_policies_of_one_run_are_compared_as_in_its_summary(two, make):
+    """A score below zero of any policy says that no score is bounded."""
+    file = two[0] / "evaluation" / "base.jsonl"
+    file.unlink()
+    make.put(file, [make.trajectory(f"t{n}", score) for n, score in enumerate((1.0, -0.5, 0.0, 0.25), 1)])
+    summary = summary_of(read_run(two[0]))["comparison"]
+
+    found = {(each.a, each.b): each.row for each in compare_runs(two[:1])}
+
+    assert (summary["a"], summary["b"]) == ("tlm-dre", "sft")
+    assert found[summary["a"], summary["b"]] == summary
+
+
 PROTOCOL = {"name": "toy-protocol", "panel_sha256": "ab" * 32, "n": 4}
 
 

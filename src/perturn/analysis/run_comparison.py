@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.analysis.run_contents import RecordedRun, read_run
-from perturn.analysis.run_summary import compare, comparison_row
+from perturn.analysis.run_summary import compare, comparison_row, has_bounded_scores
 from perturn.errors import RunError
 
 _TASK_LIST_KEYS = ("environment", "split", "panel_sha256", "n")
@@ -44,7 +44,8 @@ None if the policies share no task."""
 
 def by_score(a: Evaluated, b: Evaluated, a_name: str, b_name: str) -> dict[str, Any] | None:
     """Compare the scores of two policies task by task, as `comparison_row` describes."""
-    result = compare(*(run.evaluation[policy] for run, policy in (a, b)))
+    bounded = all(has_bounded_scores(run) for run, _ in (a, b))
+    result = compare(*(run.evaluation[policy] for run, policy in (a, b)), bounded=bounded)
     return None if result is None else comparison_row(result, a_name, b_name)
 
 

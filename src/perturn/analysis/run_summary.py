@@ -27,7 +27,7 @@ from perturn.stats import (
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
     """Return the numbers of a run in the format of `summary.json`, which `report.summarize` describes."""
-    bounded = _is_bounded(one.score for episodes in run.evaluation.values() for one in episodes)
+    bounded = has_bounded_scores(run)
     explored = _is_bounded(one.score for each in run.iterations for one in each.explored)
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared), bounded=bounded)
     policies = [
@@ -52,6 +52,11 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
         "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
         "iterations": iteration_rows(run.iterations, policies, explored),
     }
+
+
+def has_bounded_scores(run: RecordedRun) -> bool:
+    """Return whether all scores of a run's evaluated episodes lie between 0 and 1."""
+    return _is_bounded(one.score for episodes in run.evaluation.values() for one in episodes)
 
 
 def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Renderer:
             length = len(self.encode(first, every_turn=True).ids)
             raise DataError(
                 f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
-                f"is {max_length}; raise max_length or shorten the prompt."
+                f"is {max_length}; drop the row, shorten the prompt, or raise max_length if the model allows it."
             )
         pieces = [piece for sequence in kept for piece in sequence]
         played = [trajectory.turns[piece.turn] for piece in pieces if piece.turn != NO_TURN]

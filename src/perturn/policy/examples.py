@@ -362,11 +362,11 @@ def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequenc
     lengths = [max(side.longest for side in example.sides) for example in examples]
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
-        index = lengths.index(longest)
+        index, count = lengths.index(longest), sum(length > limit for length in lengths)
         raise DataError(
-            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}), but training "
-            f"with this model is exact only up to {limit}; set max_length to {limit} or less to drop whole turns from "
-            "the end."
+            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}; "
+            f"{count} of {len(lengths)} rows are too long), but training with this model is exact only up to {limit}; "
+            f"set max_length to {limit} or less to drop whole turns from the end."
         )
 
 
