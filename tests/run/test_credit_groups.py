@@ -1,5 +1,6 @@
 """What a credit is given of an iteration's episodes, and what it must return."""
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -11,7 +12,7 @@ from perturn.credit import CREDITS
 from perturn.data.group_account import BINS, counts_of
 from perturn.errors import ConfigError
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_stage import _say
+from perturn.run.stages.group_stage import _say, _warn_of_missing_states
 from perturn.types import Status, failed
 from support.credited import EPISODES, episode
 
@@ -189,3 +190,37 @@ def test_quantities_that_count_other_episodes_are_refused():
         ConfigError, match=r"values must have one entry for each of the 6 trajectories .* got 7"
     ):
         credit_groups(EPISODES, Own(), {"values": given})
+
+
+def with_states(one, keys):
+    turns = [replace(turn, state_key=key) for turn, key in zip(one.turns, keys, strict=True)]
+    return replace(one, turns=tuple(turns))
+
+
+def test_credits_that_compare_states_say_so():
+    """They weigh turns otherwise if the turns have state keys."""
+    rewards, keys = ([0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.0, 0.0]), ("abc", "abd", "bac")
+    keyed = [episode("t", n, *each) for n, each in enumerate(zip(rewards, keys, strict=True))]
+    plain = [with_states(one, [None] * 3) for one in keyed]
+    credits = {name: kind() for name, kind in CREDITS.items()}
+    alone = {name: credit for name, credit in credits.items() if not credit.needs}
+
+    differ = {
+        name
+        for name, credit in alone.items()
+        if [each.tolist() for each in credit(plain)] != [each.tolist() for each in credit(keyed)]
+    }
+
+    assert differ == {name for name, credit in alone.items() if credit.traits.compares_states}
+    assert {"anchor-rloo", "gigpo", "graphgpo"} <= differ
+
+
+def test_turns_without_a_state_key_are_told(capsys):
+    one = episode("t", 0, [0.0, 0.0, 1.0])
+
+    _warn_of_missing_states("gigpo", [with_states(one, [None] * 3), with_states(one, ["a", "b", None])])
+    _warn_of_missing_states("gigpo", [with_states(one, "abc")])
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "4 of 6 trained turns have no state key, so gigpo compares them with no other turn." in said
+    assert said.count("trained turns") == 1

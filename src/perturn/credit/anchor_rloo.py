@@ -36,7 +36,7 @@ class AnchorRLOO(GroupCredit):
     @property
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
-        return CreditTraits(needs_group=True, unbiased=True, discount=self.gamma)
+        return CreditTraits(needs_group=True, unbiased=True, compares_states=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

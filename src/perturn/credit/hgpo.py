@@ -54,7 +54,7 @@ class HGPO(GroupCredit):
     @property
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
-        return CreditTraits(needs_group=True, discount=self.gamma)
+        return CreditTraits(needs_group=True, compares_states=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

@@ -37,6 +37,8 @@ class CreditTraits:
     weighs_sides: bool = False
     """Whether the weights are for both sides of a pair, so in a failed episode a larger weight is a larger penalty.
     `perturn measure` negates such weights in failed episodes."""
+    compares_states: bool = False
+    """Whether the credit compares turns with equal state keys. A run then says how many turns have none."""
     sets_clip: bool = False
     """With `needs_group`, whether the credit has a method `clips` that returns a factor on each turn's clip range."""
 

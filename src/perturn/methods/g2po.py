@@ -63,7 +63,7 @@ class G2PO(GroupCredit):
     @property
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
-        return CreditTraits(needs_group=True, discount=self.gamma)
+        return CreditTraits(needs_group=True, compares_states=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

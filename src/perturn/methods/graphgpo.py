@@ -7,6 +7,7 @@ from typing import Annotated
 
 from perturn.extend import NOT_NEGATIVE, Bound, Trajectory
 from perturn.extend.tensors import (
+    CreditTraits,
     GroupCredit,
     Numbers,
     Return,
@@ -57,6 +58,11 @@ class GraphGPO(GroupCredit):
 
     returns: Return = field(default=Return(invalid_penalty=0.1), kw_only=True)
     """Rewards to count in A_E, and the penalty of invalid actions; see `Return`."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, compares_states=True)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -49,7 +49,7 @@ class PGPO(GroupCredit):
     @property
     def traits(self) -> CreditTraits:
         """See `CreditTraits`."""
-        return CreditTraits(needs_group=True, discount=self.gamma)
+        return CreditTraits(needs_group=True, compares_states=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         states = anchors(group)

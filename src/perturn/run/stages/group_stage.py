@@ -94,6 +94,8 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     trained = {row.key for row in rows if row.bin == "trained"}
     counts |= lag_figures((one for one in episodes if one.key in trained), stage.iteration - 1)
     _say(counts)
+    if credit.traits.compares_states:
+        _warn_of_missing_states(name, [one for one in episodes if one.key in trained])
     for key, number in figures_of(computed).items():
         if number is not None:
             counts[key] = round(number, 4)
@@ -101,6 +103,16 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     for key, state in states_of(computed).items():
         write_state(run.paths.carried(key, stage.mark), state)
     write_credits(run.paths.credit(name, stage.mark), rows)
+
+
+def _warn_of_missing_states(name: str, episodes: Sequence[Trajectory]) -> None:
+    """Print how many turns have no state key, by which the credit compares turns."""
+    keys = [turn.state_key for one in episodes for turn in one.turns]
+    if missing := keys.count(None):
+        mention(
+            f"[yellow]{missing} of {len(keys)} trained turns have no state key, so {name} compares them with no other "
+            "turn. Keys come from the environment, or from the agent's program (PUT /state).[/]"
+        )
 
 
 def _say(counts: Mapping[str, Any]) -> None:
