@@ -12,7 +12,7 @@ from perturn.config.sections import Tasks
 from perturn.data.run_lock import RunLock
 from perturn.data.store import write_records
 from perturn.envs.load_environment import make_environment
-from perturn.errors import ConfigError, InUseError
+from perturn.errors import ConfigError, InUseError, ModelError
 from perturn.run.task_lists import choose_tasks
 from perturn.study.run_study import cells_at_once, open_study, run_study
 from perturn.types import Action, PreferencePair, Trajectory, Turn
@@ -174,6 +174,14 @@ def test_the_next_tasks_are_nobodys(study):
 )
 def test_every_recipe_is_checked_as_a_run_would(study, words, said):
     assert said in refusal(study, *words)
+
+
+def test_the_model_of_each_seed_is_opened(study, tmp_path):
+    """And not only the model of the first seed, on which settings are tuned."""
+    missing = tmp_path / "no-model"
+
+    with pytest.raises(ModelError, match=f"seed 1: model folder '{missing}' does not exist"):
+        open_study(study, ["seeds=[0, 1]", f"by_seed={{model.name: [tiny-agent, {missing}]}}"])
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(study, tmp_path, monkeypatch, capsys):

@@ -31,8 +31,8 @@ from perturn.types import Environment
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
     """Check the recipe of each cell as `perturn run` would, and check that no tuning or test task is trained on.
 
-    Cells may differ only in their seeds and swept settings. The environment and the model are then opened for only one
-    cell.
+    Cells of a method may differ only in their seeds, swept settings and models. So the environment and the model are
+    opened once for each method and model.
 
     Args:
         study: The study.
@@ -44,7 +44,8 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
-            is_first = cell.of not in methods
+            opened = (cell.of, str(cell.recipe.model))  # `by_seed` may change the model
+            is_first = opened not in methods
             check_selection(scoring, _maker(cell), warns=is_first)
             refuse_early(cell.recipe, None, trains_here=trains_here)
             if (key := _task_list_key(cell.recipe)) not in task_lists:
@@ -54,7 +55,7 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
                 check(cell.recipe)
             elif cell.recipe.sft or cell.recipe.align:
                 locate("perturn.run.stages.training_checks:check_training")(cell.recipe, warns=is_first)
-            methods.add(cell.of)
+            methods.add(opened)
         except PerturnError as error:
             raise type(error)(f"{cell.label}: {error}") from error
 
