@@ -130,6 +130,21 @@ def test_a_returned_boolean_is_ignored_after_a_posted_reward(is_rewarded):
             settle(process, held, line, prints=False)
 
 
+@pytest.mark.parametrize("is_rewarded", [True, False])
+def test_a_reward_that_is_no_number_is_named_unless_another_was_posted(is_rewarded):
+    process = SimpleNamespace(code=0, result=lambda: {"reward": "good"}, ending=lambda: "ended")
+    held = SimpleNamespace(reached="", is_full=False, turns=1)
+    line = SimpleNamespace(is_rewarded=lambda: is_rewarded, turns=lambda: 1)
+
+    if is_rewarded:
+        assert settle(process, held, line, prints=True) == {"truncated": False}
+    else:
+        with pytest.raises(
+            EnvironmentFailure, match=r"reward of the agent: expected a number, got 'good' \(str\); "
+        ):
+            settle(process, held, line, prints=True)
+
+
 def test_a_conversation_that_is_sent_again_counts_as_a_turn():
     """Without a new message, all requests share the empty tuple; only a request for several answers is one."""
     held, job = Conversation(Limits(1, None, 60.0), EngineAbilities()), Job(Task("a"), 0)

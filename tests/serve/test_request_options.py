@@ -190,6 +190,15 @@ def test_all_choices_of_a_request_have_the_posted_state(endpoint):
     assert [turn["state"] for turn in endpoint.summary("choices")["recorded"]] == ["hall", "hall"]
 
 
+def test_a_session_shows_the_tool_calls_of_its_turns(endpoint, engine):
+    engine.answer = lambda prompt: action("", tool_calls=({"name": "look", "arguments": {"at": "x"}},))
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    ask(endpoint, "/s/calls/v1/chat/completions", tools=[tool])
+
+    (turn,) = endpoint.summary("calls")["recorded"]
+    assert (turn["text"], turn["calls"]) == ("", [{"name": "look", "arguments": '{"at": "x"}'}])
+
+
 def test_a_reward_and_a_state_are_activity(endpoint):
     response = ask(endpoint, "/s/active/v1/chat/completions").json()["id"]
     session = endpoint._sessions.known("active")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from numbers import Real
 from typing import Any
 
 from perturn.episodes.prefix_matching import Position, Sequences
-from perturn.episodes.tool_calls import as_text, understand
-from perturn.errors import EngineFailure
-from perturn.io.plain_data import fault, mended, mismatch
+from perturn.io.plain_data import mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.serve.request_parser import RequestParser
 from perturn.turns import OPENS, Opening
-from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
+from perturn.types import Message, Prompt, Sampling, Status, Task, Trajectory, Turn
 
 TURN_SEEDS = 1_000_003
 """Turn k of an episode with seed s is sampled with seed s * TURN_SEEDS + k, as in episodes that Perturn plays."""
@@ -77,7 +73,7 @@ class Session:
     success: bool | None = None
     """Whether the task is solved, as the agent posted it; None: not posted."""
     next_state: str | None = None
-    """State key that the agent posted for the next turn."""
+    """State key that the agent posted for the next request."""
     unrecorded: tuple[str, Trajectory] | None = None
     """Reason of the end, and the episode, if it could not be recorded yet. A further turn or reward clears it."""
     sharpened: bool = False
@@ -97,8 +93,9 @@ class Session:
         self._sequences = Sequences(reads_thoughts=self.reads_thoughts)
         self._taken: list[_Taken] = []
         self._heads: dict[str, int] = {}  # conversation -> index of its newest turn
-        self._busy: set[str] = set()
-        self._seeds: set[int] = set()  # of recorded turns and of prompts in flight
+        self._busy: dict[str, int] = {}  # conversation of a prompt in flight -> its seed
+        self._states: dict[str, str] = {}  # conversation of a request's first prompt in flight -> state key
+        self._seeds: set[int] = set()  # of recorded turns
         self._begun = 0
         self._of_response: dict[str, list[int]] = {}
 
@@ -125,7 +122,7 @@ class Session:
         return self.parser.position(self._sequences)
 
     def begin(self, position: Position, ask: Ask) -> list[Prompt]:
-        """Start a request: return one prompt for each requested answer.
+        """Start a request: return one prompt for each requested answer. The request takes the posted state key.
 
         Args:
             position: Recorded turn that the request continues, and its new messages.
@@ -135,7 +132,8 @@ class Session:
         chain = self._chain(position.follows)
         opening = chain[0].opening if chain else Opening(position.prompt, ask.tools, ask.template_kwargs)
         first = self.seed * TURN_SEEDS + len(self) + self.in_flight
-        derived = (seed for seed in count(first) if seed not in self._seeds)
+        used = self._seeds.union(self._busy.values())
+        derived = (seed for seed in count(first) if seed not in used)
         prompts = []
         for choice in range(ask.n):
             prompts.append(
@@ -151,22 +149,25 @@ class Session:
                     ask.response_format,
                 )
             )
-            self._busy.add(prompts[-1].conversation)
-            self._seeds.add(prompts[-1].seed)
+            self._busy[prompts[-1].conversation] = prompts[-1].seed
+        if self.next_state is not None:
+            self._states[prompts[0].conversation], self.next_state = self.next_state, None
         self.in_flight += ask.n
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
-        """Mark the prompts of a request as finished, with or without an answer."""
+        """Mark the prompts of a request as finished. If none is recorded, the next request gets their state key."""
         self.in_flight -= len(prompts)
-        self._busy.difference_update(prompt.conversation for prompt in prompts)
-        self._seeds.difference_update(prompt.seed for prompt in prompts)
+        for prompt in prompts:
+            del self._busy[prompt.conversation]
+        state = self._states.pop(prompts[0].conversation, None)
+        self.next_state = state if self.next_state is None else self.next_state
         self.touched = time.monotonic()
 
     def record(
         self, response: str, position: Position, prompts: Sequence[Prompt], answers: Sequence[Answer]
     ) -> list[int]:
-        """Record the answers to a request as turns with the same state key, and return the turns' indices.
+        """Record the answers to a request as turns with the same state key, before `end`; return the turns' indices.
 
         Args:
             response: Id of the response.
@@ -175,7 +176,7 @@ class Session:
             answers: One answer for each prompt.
         """
         self.unrecorded = None
-        state, self.next_state = self.next_state, None
+        state = self._states.pop(prompts[0].conversation, None)
         if position.broke is not None:
             self.breaks[position.broke.cause] += 1
         self._of_response[response] = [
@@ -202,7 +203,7 @@ class Session:
         return self._sequences.is_continued(key)
 
     def give_state(self, state: str | None) -> None:
-        """Set the state key of the next turn."""
+        """Set the state key of the next request."""
         self.next_state, self.touched = state, time.monotonic()
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
@@ -306,6 +307,7 @@ class Session:
             "reward": taken.reward,
             "tokens": len(taken.turn.action.token_ids or ()),
             "text": taken.turn.action.text[:200],
+            "calls": [{"name": call.name, "arguments": call.arguments[:200]} for call in taken.calls],
         }
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
@@ -364,37 +366,3 @@ class Session:
                 return name
         self._begun += 1
         return f"{self.id}#{self._begun - 1}"
-
-
-def read_action(action: Action, ask: Ask) -> Answer:
-    """Convert an engine's action to an answer for the client; parse tool calls, and cut stop texts off.
-
-    Raises:
-        EngineFailure: If a log-probability is not finite.
-    """
-    if not all(map(math.isfinite, action.logprobs or ())):
-        raise EngineFailure(
-            "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
-        )
-    if action.reasoning:
-        action = replace(action, reasoning=mended(action.reasoning))
-    written = action.text  # with its tool calls, in which a stop text may stand
-    if fault((action.text, action.tool_calls), "action") or (action.tool_calls and not ask.reads_calls):
-        action = as_text(action)
-    elif ask.tools and ask.reads_calls:
-        action, _ = understand(action, ask.tools)
-    stop = min((each for each in ask.stop if each in written), key=written.find, default=None)
-    is_stopped = stop is not None and not action.ended
-    return Answer(
-        action,
-        action.text.partition(str(stop))[0] if is_stopped else action.text,
-        tuple(map(_call, action.tool_calls)),
-        stop if is_stopped else None,
-    )
-
-
-def _call(call: Mapping[str, Any]) -> Call:
-    function = call.get("function", call)
-    arguments = function.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return Call(f"call_{secrets.token_hex(8)}", str(function.get("name", "")), text)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -13,12 +16,17 @@ from typing import Any
 from perturn.engines.engine_process import EngineLine, EngineProcess
 from perturn.engines.engine_thread import Answered, EngineThread, explained
 from perturn.episodes.engine_abilities import abilities_of
-from perturn.serve.exchange import Answer, Ask, Refusal, Reply
+from perturn.episodes.tool_calls import as_text, understand
+from perturn.errors import EngineFailure
+from perturn.io.plain_data import fault, mended
+from perturn.serve.exchange import Answer, Ask, Call, Refusal, Reply
 from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
 
 _VARIABLES = 64
 """Largest number of different `chat_template_kwargs` of an endpoint, since the template is compiled for each."""
+_ITERATIONS = 5
+"""Iterations of the event loop after an answer, in which the end of its connection cancels the request."""
 
 
 class Answering:
@@ -103,7 +111,10 @@ class Answering:
             futures.append(future)
         try:
             async with asyncio.timeout(self.settings.request_seconds):
-                return list(await asyncio.gather(*futures))
+                actions = list(await asyncio.gather(*futures))
+            for _ in range(_ITERATIONS):  # the answer is not recorded if its client has just gone
+                await asyncio.sleep(0)
+            return actions
         except TimeoutError:
             self._counts["timed out"] += 1
             raise Refusal(
@@ -187,3 +198,37 @@ class Answering:
 def sampling_of(temperature: float, top_p: float, most: int) -> Sampling:
     """Return the sampling settings of an answer; equal settings share one object."""
     return Sampling(temperature, top_p, most)
+
+
+def read_action(action: Action, ask: Ask) -> Answer:
+    """Convert an engine's action to an answer for the client; parse tool calls, and cut stop texts off.
+
+    Raises:
+        EngineFailure: If a log-probability is not finite.
+    """
+    if not all(map(math.isfinite, action.logprobs or ())):
+        raise EngineFailure(
+            "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
+        )
+    if action.reasoning:
+        action = replace(action, reasoning=mended(action.reasoning))
+    written = action.text  # with its tool calls, in which a stop text may stand
+    if fault((action.text, action.tool_calls), "action") or (action.tool_calls and not ask.reads_calls):
+        action = as_text(action)
+    elif ask.tools and ask.reads_calls:
+        action, _ = understand(action, ask.tools)
+    stop = min((each for each in ask.stop if each in written), key=written.find, default=None)
+    is_stopped = stop is not None and not action.ended
+    return Answer(
+        action,
+        action.text.partition(str(stop))[0] if is_stopped else action.text,
+        tuple(map(_call, action.tool_calls)),
+        stop if is_stopped else None,
+    )
+
+
+def _call(call: Mapping[str, Any]) -> Call:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return Call(f"call_{secrets.token_hex(8)}", str(function.get("name", "")), text)

@@ -280,7 +280,7 @@ async def _reward(sessions: SessionManager, key: str, request: Request) -> Respo
 
 
 async def _state(sessions: SessionManager, key: str, request: Request) -> Response:
-    """Set the state key of the next turn."""
+    """Set the state key of the next request."""
     name = _named(key, request)
     given = read_body(_State, await _body(sessions, request))
     session = sessions.find_or_open(name)

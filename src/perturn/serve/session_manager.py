@@ -20,8 +20,8 @@ from perturn.episodes.prefix_matching import Position, Sequences
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ContextFull, PerturnError
 from perturn.io.plain_data import named_error
-from perturn.serve.agent_session import Session, read_action
-from perturn.serve.answering import Answering, sampling_of
+from perturn.serve.agent_session import Session
+from perturn.serve.answering import Answering, read_action, sampling_of
 from perturn.serve.ended_sessions import EndedSessions
 from perturn.serve.exchange import Ask, Refusal, Reply, check_name, refused
 from perturn.serve.record import LOST, Record, SampleNumbers
@@ -240,15 +240,15 @@ class SessionManager:
         try:
             actions = await self._answering.sampled(prompts, sampling)
             answers = tuple(read_action(action, ask) for action in actions)
+            if self._sessions.get(session.id) is not session:
+                raise Refusal(409, f"session {session.id!r} has ended meanwhile.", "session_ended", "session")
+            turns = session.record(response, position, prompts, answers)
         except PerturnError as error:
             if isinstance(error, ContextFull):
                 session.full_context = named_error(error)
             raise refused(error) from None
         finally:
             session.end(prompts)
-        if self._sessions.get(session.id) is not session:
-            raise Refusal(409, f"session {session.id!r} has ended meanwhile.", "session_ended", "session")
-        turns = session.record(response, position, prompts, answers)
         if session.is_automatic:
             self._unnamed.add(session, [key for index in turns for key in session.end_keys(index)])
         self._of_response[response] = session

@@ -203,7 +203,10 @@ def settle(process: AgentProcess, held: Conversation, line: Line, *, prints: boo
         is_log = prints or line.is_rewarded()
     found = {} if is_log else _reward(given)
     if not found and not is_cut and not line.is_rewarded():
-        raise EnvironmentFailure(f"the agent gave no reward; {_REWARD}. It {process.ending()}.")
+        wrote, said = given.get("reward") if isinstance(given, Mapping) else None, "the agent gave no reward"
+        if wrote is not None:
+            said = f"reward of the agent: {mismatch('a number', wrote)}"
+        raise EnvironmentFailure(f"{said}; {_REWARD}. It {process.ending()}.")
     return found | {"truncated": is_cut}
 
 
