@@ -50,12 +50,12 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure the advantage of each turn; rate credits by it."""
-    locate("perturn.data.run_folder:resolve_recipe")(source)  # a wrong path is told before heavy imports
     names = [name.strip() for name in credits.split(",") if name.strip()]
     check_belongs({"--width": width}, dry_run, "--dry-run", "add it, or leave --width out")
     check_belongs(
         {"--gradients": gradients is not None}, not dry_run, "a measurement", "leave it out with --dry-run"
     )
+    locate("perturn.data.run_folder:resolve_recipe")(source)  # a wrong path is told before heavy imports
     wanted = locate("perturn.measure.measure_run:Wanted")(
         names, episodes, continuations, iteration, 0.1 if width is None else width, gradients is not False
     )
