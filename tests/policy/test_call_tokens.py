@@ -1,11 +1,13 @@
 """Calls between templates and tokens: what stock templates write is read, and marks that are special tokens stay."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from perturn.chat import templates
 from perturn.chat.template_variants import TEMPLATES
 from perturn.chat.templates import accepting
 from perturn.chat.tokens import Renderer
@@ -14,6 +16,8 @@ from perturn.episodes.calls.find_calls import kept_tokens
 from perturn.episodes.tool_calls import ToolAction, ToolCall, chat_call, parse_text, understand
 from perturn.errors import ModelError
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
+
+from .families import tokenizer_of
 
 trl = pytest.importorskip("trl")  # its stock templates
 
@@ -142,14 +146,32 @@ def test_a_template_that_rejects_a_call_is_refused_with_its_own_words(tokenizer)
 
 
 def test_tools_that_a_template_does_not_show_are_refused(mistral):
-    """Not left out of a prompt without a word; a recorded episode is trained as it was played."""
+    """Not left out of a prompt without a word, in play and in training."""
     renderer = Renderer(mistral.tokenizer, "llama2")
     heard = ({"role": "user", "content": "Use find_lamp."},)
 
     with pytest.raises(ModelError, match="shows no tools, but 'find_lamp' is offered"):
         renderer.prompt_ids(Prompt((), (), heard, 0, "c", tuple(TOOLS)))
     assert renderer.prompt_ids(Prompt((), (), heard, 0, "c"))
-    assert renderer.encode(Trajectory(Task("t"), (Turn(heard, Action("go")),), tools=tuple(TOOLS))).turns == 1
+    row = Trajectory(Task("t"), (Turn(heard, Action("go")),), tools=tuple(TOOLS))
+    for read in (renderer.encode, renderer.check):
+        with pytest.raises(ModelError, match=r"`chat_template`, such as .* \(perturn list templates\)"):
+            read(row)
+    assert renderer.encode(replace(row, tools=())).turns == 1
+
+
+def test_plain_chatml_is_replaced_by_the_template_for_tools(caplog):
+    """The log names what is missing in the model's own template."""
+    own = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    )
+    own += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    templates._announce.cache_clear()
+
+    renderer = Renderer(tokenizer_of("qwen", own))
+
+    assert renderer.template == TEMPLATES["tools"].text
+    assert "is plain ChatML, which leaves out tools or their calls; Perturn's template 'tools'" in caplog.text
 
 
 def test_a_tool_whose_name_the_template_escapes_is_shown(tokenizer):

@@ -363,8 +363,8 @@ def row_of(name):
         each for each, of in OTHERS.items() if of == name
     ]
     chosen = {replacement(tokenizer_of(KIND_OF[name], stock_template(each))) is not None for each in stock}
-    named = name == "tools" or name.endswith(("-nothink", "-think", "-low", "-high"))
-    used = {(): "if named" if named else "not tested", (True,): "yes", (False,): "stock one stays"}
+    rest = "if named" if name.endswith(("-nothink", "-think", "-low", "-high")) else "not tested"
+    used = {(): "plain ChatML" if name == "tools" else rest, (True,): "yes", (False,): "stock one stays"}
     used[False, True] = "where needed"
     called = write_or_none(tokenizer, ours, [user("A door."), said("", "door")]) or ""
     asked = write_or_none(tokenizer, ours, [user("A door.")]) or ""

@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from perturn.analysis.run_contents import read_run
 from perturn.cli import app
+from perturn.config.parsing import to_yaml
 from perturn.config.recipe import read_recipe
 from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories, write_records
 from perturn.errors import ConfigError, DataError
 from perturn.run.execute import check
+from perturn.run.served_policy import recipe_of_record
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 ASKED = ({"role": "user", "content": "find it"},)
@@ -163,6 +165,22 @@ def test_sharpened_episodes_are_refused_before_a_loss_that_reads_their_logprobs(
     ):
         done("run", recipe, *settings)
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize(("served", "warned"), [("phi3", True), ("null", False)])
+def test_episodes_of_another_chat_template_are_warned_of(served, warned, recipe, tmp_path, caplog):
+    """The recorded folder names the model that was served. Its template sampled from other prompts."""
+    file = tmp_path / "episodes/trajectories/explore.jsonl"
+    file.parent.mkdir(parents=True)
+    write_records(file, [episode(0, 1.0), episode(1, 0.0)])
+    played = recipe_of_record(tmp_path / "episodes", "tiny-agent", [f"model.chat_template={served}"])
+    (tmp_path / "episodes/recipe.yaml").write_text(to_yaml(played))
+    settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]
+
+    check(read_recipe(recipe, [f"explore.path={file}", *settings]))
+
+    assert ("sampled with another chat template" in caplog.text) == warned
+    assert ("recipe.yaml: phi3" in caplog.text) == warned
 
 
 def test_failures_without_environment_and_policy_are_episodes(recipe, tmp_path):

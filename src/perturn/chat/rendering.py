@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from perturn.chat.control_tokens import ANCHORS, MARK, ControlTokens, PlainTokens, find_control_tokens
-from perturn.chat.templates import accepting
+from perturn.chat.templates import accepting, with_tools
 from perturn.errors import DataError, ModelError
 from perturn.formats.chat_messages import REASONING
 from perturn.io.call_arguments import read_arguments
@@ -135,6 +135,13 @@ class ChatTemplate:
         names = accepting(self.tokenizer, [{"role": "user", "content": text} for text in "ab"])
         accept = f"These templates accept two messages in a row: {', '.join(names)} (`chat_template`)."
         return accept if names else ""
+
+    @cached_property
+    def for_tools(self) -> str:
+        """Remedy for a template that leaves out tools or their calls, as the end of a sentence."""
+        names = with_tools(self.tokenizer)[:3]
+        such = f", such as {', '.join(names)}" if names else ""
+        return f"with `chat_template`{such} (perturn list templates)."
 
     def try_render(
         self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.chat.rendering import NO_TURN, ChatTemplate, first_difference
+from perturn.chat.tool_probe import check_shown
 from perturn.errors import DataError, ModelError
 from perturn.io.call_arguments import read_arguments
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
@@ -77,6 +78,8 @@ class Walk:
         self._opened = self._template.render([*self._context, *self._new], self._tools, generate=True)
         added = self._template.added(self._closed, self._opened, what)
         self._check_heard(added)
+        if not self._added:
+            check_shown(self._template, self._new, self._tools)
         self._added.append(added)
         self._heard = self._owed + added
         role = str(self._new[-1]["role"]) if self._new else "system"
@@ -186,17 +189,6 @@ class Walk:
                 return said[:count], begun + end
         return said, text
 
-    def check_tools(self) -> None:
-        """Raise a `ModelError` if the newest prompt is the same without the tools: a policy would not know them."""
-        if not self._tools:
-            return
-        if self._template.try_render([*self._context, *self._new], (), generate=True) == self._opened:
-            name = self._tools[0].get("function", self._tools[0]).get("name")
-            raise ModelError(
-                f"the chat template shows no tools, but {name!r} is offered. Leave the tools out, or give a template "
-                "that shows them with `chat_template` (perturn list templates)."
-            )
-
     def _check_heard(self, added: str) -> None:
         """Raise a `ModelError` if the template left a message out: a policy would not read it.
 
@@ -233,7 +225,7 @@ class Walk:
         if left_out:
             raise ModelError(
                 f"the chat template leaves out tool calls: turn {self.turns} calls {left_out[0]!r}, but the text is "
-                f"{written!r}. Give a template that writes them with `chat_template`."
+                f"{written!r}. Give a template that writes them {self._template.for_tools}"
             )
 
 
@@ -260,15 +252,12 @@ class Asked:
 
     def follow(self, prompt: Prompt) -> None:
         """Add the tokens up to the end of a prompt; compare them with the whole each time the turns have doubled."""
-        begins = not self.ids
         for turn in prompt.turns[len(self._turns) :]:
             if self._heard is None:
                 self.ids.extend(self.walk.hear(turn.observation).ids)
             self.ids.extend(self.walk.say(turn.action).ids)
             self._heard = None
         self.ids.extend(self.walk.hear(prompt.observation).ids)
-        if begins:
-            self.walk.check_tools()
         self._turns, self._heard = prompt.turns, prompt.observation
         if self.walk.partial and (self.walk.turns >= self._next_look or self.walk.remembers):
             self.walk.confirm(open_turn=True)

@@ -177,6 +177,16 @@ def accepting(tokenizer: Any, talk: list[Message]) -> list[str]:
     return [name for name in fitting(tokenizer) if _write(tokenizer, TEMPLATES[name].text, talk) is not None]
 
 
+def with_tools(tokenizer: Any) -> list[str]:
+    """Return the names of Perturn's templates that fit a tokenizer, show tools and write their calls."""
+    found = []
+    for name in fitting(tokenizer):
+        asked, called = (_write(tokenizer, TEMPLATES[name].text, _CALLED[:end], [_TOOL]) for end in (1, 2))
+        if asked and called and called.count("look") > asked.count("look") > 0:
+            found.append(name)
+    return found
+
+
 def _prompts(tokenizer: Any, template: Any) -> list[str | None]:
     """Return test prompts as a template writes them, without and with tools."""
     return [_write(tokenizer, template, talk, tools) for talk in _ASKED for tools in (None, [_TOOL])]
@@ -279,10 +289,13 @@ def _write(
 @cache
 def _announce(model: str, ours: Template) -> None:
     """Warn once per model that its stock template was recognised and is replaced."""
+    what = f"the stock one of {ours.name}, which does not serve many turns"
+    if ours.name == "tools":
+        what = "plain ChatML, which leaves out tools or their calls"
     _logger.warning(
-        "the chat template of %r is the stock one of %s, which does not serve many turns; Perturn's of that name is "
-        "used in play and training. %s",
+        "the chat template of %r is %s; Perturn's template %r is used in play and training. %s",
         model,
+        what,
         ours.name,
         ours.says,
     )

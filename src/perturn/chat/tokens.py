@@ -22,7 +22,7 @@ from perturn.chat.rendering import NO_TURN as NO_TURN
 from perturn.chat.rendering import ChatTemplate, first_difference
 from perturn.chat.template_walk import Asked, Piece, Walk, check_turns
 from perturn.chat.templates import choose_template, fitting, with_template
-from perturn.chat.tool_probe import tool_fault
+from perturn.chat.tool_probe import check_shown, tool_fault
 from perturn.episodes.calls.find_calls import (
     THOUGHT_MARKS,
     kept_tokens,
@@ -181,7 +181,9 @@ class Renderer:
         self._check_turns(trajectory)
         if trajectory.history is None or trajectory.is_one_sequence:
             for seen, _ in sequences_of(trajectory):
-                self._chat.with_variables(seen.template_kwargs).render(seen.messages, seen.tools)
+                chat = self._chat.with_variables(seen.template_kwargs)
+                chat.render(seen.messages, seen.tools)
+                check_shown(chat, [*seen.prompt, *seen.turns[0].observation], seen.tools)
 
     def control_in(self, action: Action) -> list[str]:
         """Return the control tokens in an action's text; an empty list if the action has token ids."""

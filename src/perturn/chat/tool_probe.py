@@ -1,8 +1,9 @@
-"""Test of a chat template with one tool and one call of it, before a policy plays with tools."""
+"""Tests whether a chat template shows tools, and writes calls that Perturn can parse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from perturn.chat.rendering import ChatTemplate
 from perturn.episodes.calls import CALL_FORMATS
@@ -39,3 +40,22 @@ def tool_fault(chat: ChatTemplate, decode: Callable[[Sequence[int]], str]) -> st
     if read is None or read.calls != (_CALL,):
         return f"{name} writes calls in none of the known formats ({', '.join(CALL_FORMATS)})"
     return None
+
+
+def check_shown(chat: ChatTemplate, asked: Sequence[Message], tools: Sequence[Any]) -> None:
+    """Check that a prompt differs from the same prompt without the tools: else a policy would not know them.
+
+    Args:
+        chat: The chat template.
+        asked: Messages up to the first answer.
+        tools: Schemas of the tools that are offered.
+
+    Raises:
+        ModelError: If the template shows no tools.
+    """
+    if tools and chat.try_render(asked, (), generate=True) == chat.render(asked, tools, generate=True):
+        name = tools[0].get("function", tools[0]).get("name")
+        raise ModelError(
+            f"the chat template shows no tools, but {name!r} is offered. Leave the tools out, or give a template that "
+            f"shows them {chat.for_tools}"
+        )

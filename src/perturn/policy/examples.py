@@ -241,7 +241,7 @@ def count_unknown(examples: Sequence[Example], tokenizer: Any) -> int:
 
 
 def notes_on_examples(examples: Sequence[Example], tokenizer: Any) -> list[str]:
-    """Return sentences about cut answers, and about tools and variables that the chat template does not read.
+    """Return sentences about cut answers, and about variables that the chat template does not read.
 
     Cut answers with token ids are not counted, since they are trained as sampled.
     """
@@ -261,7 +261,6 @@ _CUT = {
 def count_changes(example: Example, tokenizer: Any) -> Counter[str]:
     """Return the counts of a row for `notes_on_changes`; counts of several rows may be added."""
     given = {name for side in example.whole for name in side.template_kwargs}
-    given |= {"tools"} if any(side.tools for side in example.whole) else set()
     turns = (turn for side in example.whole for turn in side.turns)
     cut = [turn for turn in turns if turn.trained and turn.action.token_ids is None and not turn.action.ended]
     plain, inside = sum(turn.carries_loss for turn in cut), sum(turn.action.is_cut_inside for turn in cut)
@@ -277,9 +276,8 @@ def _words(template: str) -> frozenset[str]:
 
 def notes_on_changes(counts: Mapping[str, int]) -> list[str]:
     """Return the sentences of `notes_on_examples` from counts of `count_changes`."""
-    remedies = {"tools": "choose another, such as chat_template=tools"}
     return [f"{counts[key]} answers were cut {how}" for key, how in _CUT.items() if counts.get(key)] + [
-        f"{count} rows have {name}, which the chat template does not read; {remedies.get(name, 'remove it')}."
+        f"{count} rows have {name}, which the chat template does not read; remove it."
         for name, count in sorted(counts.items())
         if name not in _CUT
     ]
@@ -289,7 +287,7 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
     """Log how much of a dataset the policy does not learn as it is written.
 
     These are turns that are dropped, actions that contain control tokens as plain text, and text that the tokenizer
-    does not know. Tools that the chat template does not read are logged too, and answers that a token limit cut.
+    does not know. Variables that the chat template does not read are logged too, and answers that a token limit cut.
 
     Args:
         name: Name of the dataset.
@@ -364,9 +362,9 @@ def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequenc
     if limit is not None and longest > limit:
         index, count = lengths.index(longest), sum(length > limit for length in lengths)
         raise DataError(
-            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}; "
-            f"{count} of {len(lengths)} rows are too long), but training with this model is exact only up to {limit}; "
-            f"set max_length to {limit} or less to drop whole turns from the end."
+            f"the longest sequence has {longest} tokens ({names[index] if names else f'row {index}'}), but training "
+            f"with this model is exact only up to {limit}; set max_length to {limit} or less to drop whole turns from "
+            f"the end. {count} of {len(lengths)} rows are too long."
         )
 
 

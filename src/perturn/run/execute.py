@@ -33,7 +33,7 @@ from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import make_protocol, ruled
-from perturn.run.recorded_episodes import check_sampled
+from perturn.run.recorded_episodes import check_sampled, warn_of_other_template
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.served_policy import engine_settings, require_weights
 from perturn.run.session import Session, backend_settings, make_renderer, world_maker
@@ -279,6 +279,8 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> dict[str, set[s
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         with within(f"{key}: ", DataError):
             open_rows(file)
+        if renderer is not None and _reads_sampled(recipe, key):
+            warn_of_other_template(user_path(file, key), renderer)
         checked = partial(_check_row, renderer, recipe.model.max_length, key, _reads_sampled(recipe, key))
         with at_work(f"checking {key}") as work:
             tasks, every = found.setdefault(key, set()), key != "expert.file" or recipe.judge is not None

@@ -1,14 +1,24 @@
-"""Checks on a file of episodes: sampled tokens, enough environments, incomplete blocks, full contexts."""
+"""Checks on a file of episodes: sampled tokens, chat template, environments, incomplete blocks, full contexts."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.templates import choose_template
+from perturn.chat.tokens import Renderer
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.display.progress_bars import console
 from perturn.episodes.play_many import Job
-from perturn.errors import DataError, check_fit
+from perturn.errors import DataError, PerturnError, check_fit
 from perturn.types import Trajectory, failed
+
+_logger = logging.getLogger(__name__)
 
 
 def check_sampled(row: Trajectory) -> None:
@@ -32,6 +42,27 @@ def check_sampled(row: Trajectory) -> None:
             "align cannot read its log-probabilities, at temperature 1. Leave the row out. To record sessions at "
             "temperature 1, start `perturn serve` with serve.temperature=1 serve.top_p=1."
         )
+
+
+def warn_of_other_template(file: Path, renderer: Renderer) -> None:
+    """Warn if the run that holds a file of sampled episodes has another chat template than the trained policy.
+
+    A run whose recipe or tokenizer cannot be read is not compared.
+    """
+    paths = RunPaths(file.resolve().parent.parent)
+    if not paths.is_run:
+        return
+    with suppress(PerturnError):
+        sampler = resolve_recipe(paths.folder).model
+        template = choose_template(load_tokenizer(sampler.name), sampler.chat_template)
+        if template != renderer.template:
+            _logger.warning(
+                "explore.path: the episodes were sampled with another chat template than this recipe's, so their "
+                "log-probabilities belong to other prompts than the trained ones. Set model.chat_template as in %s: "
+                "%.60s",
+                paths.recipe,
+                sampler.chat_template or "it is not set there",
+            )
 
 
 def tell_filled(what: str, counts: Mapping[str, int]) -> None:
