@@ -74,24 +74,47 @@ def test_parallel_requests_of_a_session_get_answers_to_their_own_messages(stream
     assert heard == {word: f"to {word}" for word in "ABC"}
 
 
+def begin(session, word, seed=None):
+    """Begin a request of a session; return its position and prompts."""
+    ask = Ask([USER | {"content": word}], "m", seed=seed)
+    session.parser.read(ask)
+    position = session.position()
+    return position, session.begin(position, ask)
+
+
+def test_a_state_key_is_handed_back_only_if_no_other_request_began():
+    """A wrong key is worse than none."""
+    session = Session("s", Task("t"), 1)
+    session.give_state("A")
+    _, failed = begin(session, "a")
+    session.end(failed)
+    assert session.next_state == "A"
+
+    (_, first), (_, again) = begin(session, "a"), begin(session, "a")
+    session.end(first)
+    session.end(again)
+    assert session.next_state is None
+
+    session.give_state("A")
+    _, one = begin(session, "a")
+    session.give_state("B")
+    _, other = begin(session, "b")
+    session.end(other)
+    session.end(one)
+    assert session.next_state is None
+
+
 def test_no_two_turns_of_a_session_have_one_seed():
     """`a` fails while `b` is answered, so `c` finds seed 1 in use, and `d` seed 2. `e` brings its own seed."""
     session = Session("s", Task("t"), 1, seed=5)
-
-    def begin(word, seed=None):
-        ask = Ask([USER | {"content": word}], "m", seed=seed)
-        session.parser.read(ask)
-        position = session.position()
-        return position, session.begin(position, ask)
-
-    (_, a), (position, b) = begin("a"), begin("b")
+    (_, a), (position, b) = begin(session, "a"), begin(session, "b")
     session.end(a)
-    _, c = begin("c")
+    _, c = begin(session, "c")
     session.end(b)
     session.record("r", position, b, [Answer(Action("x"), "x", (), None)])
-    _, d = begin("d")
-    begin("e", seed=7)
-    _, f = begin("f")
+    _, d = begin(session, "d")
+    begin(session, "e", seed=7)
+    _, f = begin(session, "f")
 
     assert [prompt.seed - 5 * 1_000_003 for prompt in (*a, *b, *c, *d, *f)] == [0, 1, 2, 3, 4]
 

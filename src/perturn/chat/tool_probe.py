@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perturn.chat.rendering import ChatTemplate
@@ -54,7 +54,8 @@ def check_shown(chat: ChatTemplate, asked: Sequence[Message], tools: Sequence[An
         ModelError: If the template shows no tools.
     """
     if tools and chat.try_render(asked, (), generate=True) == chat.render(asked, tools, generate=True):
-        name = tools[0].get("function", tools[0]).get("name")
+        function = tools[0].get("function")
+        name = (function if isinstance(function, Mapping) else tools[0]).get("name")
         raise ModelError(
             f"the chat template shows no tools, but {name!r} is offered. Leave the tools out, or give a template that "
             f"shows them {chat.for_tools}"

@@ -47,14 +47,17 @@ def check_sampled(row: Trajectory) -> None:
 def warn_of_other_template(file: Path, renderer: Renderer) -> None:
     """Warn if the run that holds a file of sampled episodes has another chat template than the trained policy.
 
-    A run whose recipe or tokenizer cannot be read is not compared.
+    A run is not compared if its recipe cannot be read, or names neither a template nor a local folder of a model.
     """
     paths = RunPaths(file.resolve().parent.parent)
-    if not paths.is_run:
+    if not paths.is_run or paths.trajectories(file.stem) != file.resolve():
         return
     with suppress(PerturnError):
         sampler = resolve_recipe(paths.folder).model
-        template = choose_template(load_tokenizer(sampler.name), sampler.chat_template)
+        if sampler.chat_template is None and not Path(sampler.name).is_dir():
+            return
+        tokenizer = renderer.tokenizer if sampler.chat_template else load_tokenizer(sampler.name)
+        template = choose_template(tokenizer, sampler.chat_template)
         if template != renderer.template:
             _logger.warning(
                 "explore.path: the episodes were sampled with another chat template than this recipe's, so their "

@@ -95,6 +95,7 @@ class Session:
         self._heads: dict[str, int] = {}  # conversation -> index of its newest turn
         self._busy: dict[str, int] = {}  # conversation of a prompt in flight -> its seed
         self._states: dict[str, str] = {}  # conversation of a request's first prompt in flight -> state key
+        self._newest = ""  # conversation of the newest request's first prompt
         self._seeds: set[int] = set()  # of recorded turns
         self._begun = 0
         self._of_response: dict[str, list[int]] = {}
@@ -152,16 +153,21 @@ class Session:
             self._busy[prompts[-1].conversation] = prompts[-1].seed
         if self.next_state is not None:
             self._states[prompts[0].conversation], self.next_state = self.next_state, None
+        self._newest = prompts[0].conversation
         self.in_flight += ask.n
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
-        """Mark the prompts of a request as finished. If none is recorded, the next request gets their state key."""
+        """Mark the prompts of a request as finished.
+
+        If none is recorded, the next request gets their state key, unless another request began meanwhile.
+        """
         self.in_flight -= len(prompts)
         for prompt in prompts:
             del self._busy[prompt.conversation]
         state = self._states.pop(prompts[0].conversation, None)
-        self.next_state = state if self.next_state is None else self.next_state
+        if self.next_state is None and not self.in_flight and self._newest == prompts[0].conversation:
+            self.next_state = state
         self.touched = time.monotonic()
 
     def record(

@@ -216,7 +216,7 @@ class Plan:
         check_fit(fits, f"methods.{method}.sweep", "have a list of values for each key", swept)
         found: list[Point] = [{}]
         for key, values in swept.items():
-            differ = len({json.dumps(each, default=str) for each in values}) == len(values)
+            differ = len({json.dumps(_number(each), default=str) for each in values}) == len(values)
             check_fit(differ, f"sweep: {key}", "have values that differ", values)
             found = [{**point, key: _number(value)} for point in found for value in values]
         if swept or own is not None:

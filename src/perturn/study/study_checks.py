@@ -31,8 +31,8 @@ from perturn.types import Environment
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
     """Check the recipe of each cell as `perturn run` would, and check that no tuning or test task is trained on.
 
-    Cells of a method may differ only in their seeds, swept settings and models. So the environment and the model are
-    opened once for each method and model.
+    The environment and the model are opened once for each method and model. Cells of a method also differ in their
+    seeds, swept settings and other settings of `by_seed`; inputs that only these name are opened when the cell runs.
 
     Args:
         study: The study.
