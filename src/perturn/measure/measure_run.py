@@ -98,13 +98,6 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
             raise RunError(_unmeasured(played))
         session.release()
         gradients = _gradients(run.paths, recipe, stage, chosen, turns) if wanted.gradients else None
-        if gradients is not None and has_few_tasks(turns):
-            _logger.warning(
-                "%s compare gradients of different tasks, and need at least %d tasks; explore more tasks, or measure "
-                "more episodes.",
-                ", ".join(ACROSS),
-                FEWEST_TASKS,
-            )
         found = {
             "iteration": stage.iteration,
             "policy": stage.policy,
@@ -118,19 +111,31 @@ def measure_run(source: Path, wanted: Wanted) -> dict[str, Any]:
             "gradients": None if gradients is None else gradients.shape[1],
             "credits": _rows(turns, weighed, chosen, gradients, played),
             "left_out": left_out,
+            "few_tasks": has_few_tasks(turns),
         }
-        names = found["credits"].items()
-        environment = found["environment"]
-        found["few_tasks"] = has_few_tasks(turns)
-        found["sentences"] = (
-            []
-            if found["few_tasks"]  # intervals are too narrow
-            else [each for name, row in names for each in sentences(name, row, environment)]
-        )
-        found["unscored"] = unscored(found["credits"].values(), SCORES)
+        _conclude(found)
         found["by_episode"] = _by_episode(chosen, turns, weighed)
         write_whole(run.paths.measured(stage.mark), json.dumps(found) + "\n")
     return found
+
+
+def _conclude(found: dict[str, Any]) -> None:
+    """Add the sentences on the credits. With few tasks there are none, since intervals are then too narrow."""
+    rows = found["credits"]
+    found["sentences"] = [
+        each
+        for name, row in rows.items()
+        for each in sentences(name, row, found["environment"])
+        if not found["few_tasks"]
+    ]
+    found["unscored"] = unscored(rows.values(), SCORES)
+    if found["gradients"] is not None and found["few_tasks"]:
+        _logger.warning(
+            "%s compare gradients of different tasks, and need at least %d tasks; explore more tasks, or measure "
+            "more episodes.",
+            ", ".join(ACROSS),
+            FEWEST_TASKS,
+        )
 
 
 def forecast_run(source: Path, wanted: Wanted) -> Forecast:
