@@ -61,7 +61,7 @@ def test_a_loss_that_the_user_types_is_imported(own, perturn, tmp_path, monkeypa
     """A run's own loss needs --trust."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "open('trace', 'w').close()\nfrom perturn.losses.dpo import DPO as Loss\n"
+        f"open({str(tmp_path / 'trace')!r}, 'w').close()\nfrom perturn.losses.dpo import DPO as Loss\n"
     )
     run = tmp_path / "run"
     run.mkdir()
