@@ -3,8 +3,8 @@
 The budget counts the CPU time of this process and its child processes, so that it hardly depends on other work on the
 machine. It leaves out work that several tests share: first imports, recordings (`support.recorded`), and fixtures of a
 module or of the session. On a busy machine, spinning threads and cold caches still increase CPU time. So a test over
-its budget is run again, and fails if it exceeds the budget both times. Where `CI` is set, the budget is twice as large:
-nobody knows what else runs on that machine. Tests marked `slow` and tests in tests/lints have no budget.
+its budget is run again, and fails if it exceeds the budget both times. Tests marked `slow` and tests in tests/lints
+have no budget.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class _Meter:
     """Meter that fails tests over their budget."""
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit * slowness() * (2 if os.environ.get("CI") else 1)
+        self._limit = limit * slowness()
         self._begun = self._clock = 0.0
         self._over = self._again = False
         self._find_and_load = bootstrap._find_and_load  # type: ignore[attr-defined]
