@@ -81,8 +81,10 @@ def test_a_block_for_whose_worlds_there_is_no_room_is_refused(recipe, tmp_path):
 @pytest.mark.parametrize("stage", ["explore", "evaluate-base"])
 def test_both_exploration_and_evaluation_are_played_in_blocks(recipe, asked, stage):
     """The first batch is the whole of the first block, which timing would seldom bring about."""
-    words = ["deterministic=true", "sft=null", "explore.concurrency=5", "evaluate.concurrency=5"]
-    with open_run(recipe, [*words, "evaluate.tasks.per_kind=2"]) as run:
+    words = ["deterministic=true", "sft=null", "evaluate.tasks.per_kind=2"]
+    for section in ("explore", "evaluate"):
+        words += [f"{section}.concurrency=5", f"{section}.sampling.max_new_tokens=4"]
+    with open_run(recipe, words) as run:
         run_stages(run, names=[stage])
 
         assert len(asked[0]) == min(5, run.manifest["stages"][stage]["counts"]["episodes"])

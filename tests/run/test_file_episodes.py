@@ -15,6 +15,7 @@ from perturn.config.recipe import read_recipe
 from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories, write_records
 from perturn.errors import ConfigError, DataError
+from perturn.estimate import machine_speed
 from perturn.run.execute import check
 from perturn.run.served_policy import recipe_of_record
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -193,8 +194,9 @@ def test_failures_without_environment_and_policy_are_episodes(recipe, tmp_path):
     assert len(list(read_trajectories(tmp_path / "theirs/trajectories/explore.jsonl"))) == 2
 
 
-def test_a_dry_run_counts_the_episodes_of_a_file(recipe):
-    """And measures their lengths."""
+def test_a_dry_run_counts_the_episodes_of_a_file(recipe, monkeypatch):
+    """And measures their lengths. The model's passes are not timed here, which takes a second."""
+    monkeypatch.setattr(machine_speed, "measure_passes", lambda machine, *_: machine)
     settings = ["rows={name: groups}", "credit={name: rloo}", "align={loss: {name: ppo-clip}}"]
 
     found = CliRunner().invoke(app, ["run", str(recipe), *settings, "--dry-run"], catch_exceptions=False)
