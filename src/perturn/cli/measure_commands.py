@@ -159,7 +159,7 @@ def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, 
         shown.add_column(column, overflow="fold")
     for name, row in found["credits"].items():
         cells = [_cell(row.get(key)) for key in columns]
-        if set(cells) == {"-"} and not cost:
+        if set(cells) == {"-"} and not cost:  # the measured advantage is not scored against itself
             continue
         shown.add_row(escape(name), *cells, *([f"{row['cost']:.1f}"] if cost else []))
     return shown

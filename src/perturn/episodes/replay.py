@@ -66,7 +66,6 @@ def play_again(
     said = [turn.user_said for turn in recorded.turns]
     kind = ContextFull if filled_context(recorded) else EngineFailure
     end = kind("the episode was recorded no further.")
-
     seen: list[tuple[Message, ...]] = []
 
     def played() -> Trajectory:

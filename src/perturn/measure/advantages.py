@@ -23,6 +23,7 @@ Flags = NDArray[np.bool_]
 SPLITS = 10
 """Number of random splits of each point's continuations into two halves."""
 _CONFIDENCE = 0.95
+"""Confidence of the intervals of values."""
 FEWEST = 4
 """Fewest continuations of a point, two in each half. A turn whose points have fewer is left out."""
 

@@ -124,7 +124,7 @@ def expected_width(groups: Collection[Floats], continuations: int) -> float:
     for each in random.integers(len(listed), size=_DRAWS):
         own = np.append(listed[each], random.choice(pooled))
         one, other = (
-            value_interval(tuple(drawn), bounds, typical)
+            value_interval(tuple(sorted(drawn)), bounds, typical)
             for drawn in random.choice(own, (2, continuations)).tolist()
         )
         low, high = difference(one, other)
