@@ -172,7 +172,8 @@ def test_what_cut_a_session_is_recorded(tmp_path):
         sessions = endpoint._sessions._sessions
         endpoint._run(lambda: [setattr(each, "touched", -100.0) for each in sessions.values()])
         until = time.monotonic() + 60
-        while endpoint.counts().get("cut", 0) < 3 and time.monotonic() < until:
+        while [endpoint.counts().get(key, 0) for key in ("cut", "failed")] != [2, 1]:
+            assert time.monotonic() < until, endpoint.counts()
             time.sleep(0.02)
 
     found = {each.task.id: (each.status, each.error) for each in recorded(tmp_path)}
